@@ -11,6 +11,45 @@
 //! let error = volumes().unwrap_err();
 //! assert_eq!(error.message, r#"there is no secret "password""#);
 //! ```
+//!
+//! A secret comes from the operator's configuration, for every call, or for one call from its caller: the
+//! Secret that a StorageClass or a volume names, if the operator grants that with `class-secrets = true`. The
+//! caller's secret replaces the operator's of the same name. The backend does not see the difference, and a
+//! handle ends with its call. Each set of secrets has its own [sessions](crate::session), so that one key
+//! serves the tenants of all classes:
+//!
+//! ```
+//! use std::time::Duration;
+//!
+//! use cofferdam_guest::{Result, http, mock::MockHost, secrets, session};
+//!
+//! fn log_in() -> Result<Vec<u8>> {
+//!     let password = secrets::require("password")?;
+//!     let request = http::Request::post("https://array/login").basic("admin", &password).read_only();
+//!     Ok(request.send()?.ok_or(|_| None)?.body)
+//! }
+//!
+//! fn token() -> Result<String> {
+//!     session::login("array", Duration::from_secs(600), log_in)?.text()
+//! }
+//!
+//! let host = MockHost::new()
+//!     .secret("password", "of-the-operator")
+//!     .on(http::Method::Post, "https://array/login", |request| {
+//!         let (_, password) = request.basic().unwrap();
+//!         Ok(http::Response::new(200).with_body(format!("token-for-{password}")))
+//!     })
+//!     .install();
+//! for tenant in ["tenant-a", "tenant-b", "tenant-a"] {
+//!     let token = host.call_with_secrets(&[("password", tenant)], token).unwrap();
+//!     assert_eq!(token, format!("token-for-{tenant}"));
+//! }
+//! assert_eq!(host.call(token).unwrap(), "token-for-of-the-operator");
+//! assert_eq!(host.requests().len(), 3, "one login for each set of secrets");
+//! ```
+//!
+//! The host sends a secret only to the origins to which the operator has bound it; another request fails with
+//! [`Failure::Forbidden`](crate::http::Failure::Forbidden).
 
 use std::fmt;
 

@@ -234,7 +234,7 @@ async fn start_process(
     let mut process = ManagedProcess::start(run, spec)?;
     let client = plain_client(port)?;
     process.wait_ready(READY_TIMEOUT, async || control_plane::probe_path(&client, "/readyz").await).await?;
-    Ok(process)
+    Ok(process.with_metrics(client))
 }
 
 /// The command `cofferdam run` with these roles and the memory driver. `port` is the port of the HTTP

@@ -412,7 +412,7 @@ impl ControlPlane {
         let client = self.credentials.client_for_url(&format!("https://127.0.0.1:{port}"))?;
         let mut process = ManagedProcess::start(run, spec)?;
         process.wait_ready(READY_TIMEOUT, async || probe_path(&client, "/healthz").await).await?;
-        Ok(process)
+        Ok(process.with_metrics(client))
     }
 
     /// Stops the components, kube-apiserver and etcd last.
@@ -513,6 +513,14 @@ pub async fn client(kubeconfig: &Path) -> Result<Client> {
         Config::from_custom_kubeconfig(Kubeconfig::read_from(kubeconfig)?, &Default::default()).await?;
     config.default_retry = false;
     Ok(connect::client(config)?)
+}
+
+/// The metrics of a server.
+///
+/// # Errors
+/// If the request fails.
+pub(crate) async fn metrics_page(client: &Client) -> Result<String> {
+    Ok(client.request_text(Request::get("/metrics").body(Vec::new())?).await?)
 }
 
 /// Requests a path, and fails unless the response is successful. Ignores its body.

@@ -22,6 +22,7 @@ pub(crate) mod implementation;
 pub mod kubeconfig;
 pub mod launcher;
 pub mod leftovers;
+mod metric_names;
 pub mod namespace_init;
 pub mod namespaces;
 pub mod node;

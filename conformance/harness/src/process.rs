@@ -4,19 +4,23 @@
 use std::{
     fmt,
     fs::{self, File},
+    io::Write as _,
     path::{Path, PathBuf},
     process::{ExitStatus, Stdio},
     time::Duration,
 };
 
 use anyhow::{Context as _, Result, anyhow, bail};
+use kube::Client;
 use rustix::process::{Pid, Signal, kill_process_group};
 use tokio::process::{Child, Command};
 
-use crate::{run::SuiteRun, wait::until};
+use crate::{control_plane, run::SuiteRun, wait::until};
 
 /// Time between SIGTERM and SIGKILL. kube-apiserver waits up to a minute for open requests.
 const STOP_TIMEOUT: Duration = Duration::from_secs(150);
+/// Timeout of the request for the metrics of a process before it is stopped.
+const METRICS_TIMEOUT: Duration = Duration::from_secs(5);
 /// Number of lines at the end of a process's log that an error contains.
 const LOG_TAIL_LINES: usize = 12;
 
@@ -65,6 +69,16 @@ pub struct ManagedProcess {
     log: PathBuf,
     /// `None` if the process was stopped or killed, or its exit was detected.
     child: Option<Child>,
+    /// Client of the server of `/metrics`.
+    metrics: Option<MetricsClient>,
+}
+
+struct MetricsClient(Client);
+
+impl fmt::Debug for MetricsClient {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("MetricsClient").finish_non_exhaustive()
+    }
 }
 
 impl ManagedProcess {
@@ -74,7 +88,8 @@ impl ManagedProcess {
     /// If the program cannot be started, or its log cannot be opened.
     pub fn start(run: &SuiteRun, spec: CommandSpec) -> Result<Self> {
         let log = run.log(&spec.name);
-        let mut process = Self { spec, home: run.scratch().to_owned(), log, child: None };
+        let home = run.scratch().to_owned();
+        let mut process = Self { spec, home, log, child: None, metrics: None };
         process.restart()?;
         Ok(process)
     }
@@ -105,6 +120,31 @@ impl ManagedProcess {
             .spawn()
             .with_context(|| format!("cannot start {}", self.spec.program.display()))?;
         self.child = Some(child);
+        Ok(())
+    }
+
+    /// Sets the client of the server of `/metrics`. From now on, [`stop`](Self::stop) and
+    /// [`kill`](Self::kill) first append the metrics to the [metrics file](Self::metrics_file).
+    #[must_use]
+    pub fn with_metrics(mut self, client: Client) -> Self {
+        self.metrics = Some(MetricsClient(client));
+        self
+    }
+
+    /// The file with the metrics of every run of the program at its end, beside the log.
+    #[must_use]
+    pub fn metrics_file(log: &Path) -> PathBuf {
+        log.with_extension("metrics")
+    }
+
+    /// Appends the metrics to their file. A process that does not respond has no metrics.
+    async fn save_metrics(&self) -> Result<()> {
+        let Some(MetricsClient(client)) = &self.metrics else { return Ok(()) };
+        let page = control_plane::metrics_page(client);
+        if let Ok(Ok(page)) = tokio::time::timeout(METRICS_TIMEOUT, page).await {
+            let path = Self::metrics_file(&self.log);
+            File::options().create(true).append(true).open(path)?.write_all(page.as_bytes())?;
+        }
         Ok(())
     }
 
@@ -184,6 +224,7 @@ impl ManagedProcess {
     /// If the program had exited by itself and no method has reported that yet, or SIGKILL was necessary.
     pub async fn stop(&mut self) -> Result<()> {
         self.ensure_running()?;
+        self.save_metrics().await?;
         let Some(mut child) = self.child.take() else { return Ok(()) };
         signal(&child, Signal::TERM)?;
         match tokio::time::timeout(STOP_TIMEOUT, child.wait()).await {
@@ -206,6 +247,7 @@ impl ManagedProcess {
     /// If the program had exited by itself and no method has reported that yet.
     pub async fn kill(&mut self) -> Result<()> {
         self.ensure_running()?;
+        self.save_metrics().await?;
         let Some(mut child) = self.child.take() else { return Ok(()) };
         signal(&child, Signal::KILL)?;
         child.wait().await?;

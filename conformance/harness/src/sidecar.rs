@@ -38,7 +38,7 @@ pub async fn start(
     let mut process = ManagedProcess::start(run, spec)?;
     let client = plain_client(port)?;
     process.wait_ready(READY_TIMEOUT, async || control_plane::probe_path(&client, "/metrics").await).await?;
-    Ok(process)
+    Ok(process.with_metrics(client))
 }
 
 /// A client for a server on loopback without TLS.

@@ -29,9 +29,8 @@
 //! The mock follows the rules of the real host: versions and conflicts, sizes, changes per commit, pages,
 //! lifetimes of sessions. It differs in these:
 //!
-//! - All sets of secrets share the sessions, a full session store drops nothing, and no call waits for a
-//!   lock.
-//! - URLs, headers and sizes of requests are not checked.
+//! - A full session store drops nothing, and no call waits for a lock.
+//! - URLs, headers and sizes of requests are not checked, and every secret may be sent to every origin.
 //! - Random bytes are predictable, and their number is not limited.
 //! - The operator's limits apply only where the test sets them.
 //!
@@ -84,7 +83,7 @@ pub struct MockHost(Rc<MockState>);
 #[derive(Default)]
 struct MockState {
     settings: RefCell<BTreeMap<String, String>>,
-    secrets: RefCell<BTreeMap<String, Rc<str>>>,
+    secrets: RefCell<session::SecretSet>,
     revealed: RefCell<BTreeSet<String>>,
     log_lines: RefCell<Vec<LogLine>>,
     elapsed_ms: Cell<u64>,
@@ -259,6 +258,27 @@ impl MockHost {
         call()
     }
 
+    /// Runs one [`call`](Self::call) with further secrets, such as those of the Secret that a class names. As
+    /// in the host, each replaces the secret of all calls that has its name, and no later call has it.
+    ///
+    /// ```
+    /// use cofferdam_guest::{mock::MockHost, secrets};
+    ///
+    /// let host = MockHost::new().secret("user", "operator").secret("password", "hunter2").install();
+    /// let reveal = |name| secrets::get(name).map(|secret| secret.reveal());
+    ///
+    /// host.call_with_secrets(&[("password", "of the class")], || {
+    ///     assert_eq!(reveal("password").as_deref(), Some("of the class"));
+    ///     assert_eq!(reveal("user").as_deref(), Some("operator"));
+    /// });
+    /// assert_eq!(reveal("password").as_deref(), Some("hunter2"));
+    /// ```
+    pub fn call_with_secrets<T>(&self, secrets: &[(&str, &str)], call: impl FnOnce() -> T) -> T {
+        let _guard = MockSecretsGuard(self, self.0.secrets.borrow().clone());
+        secrets.iter().for_each(|(name, text)| self.set_secret(name, text));
+        self.call(call)
+    }
+
     /// Adds or changes a secret. A handle that a backend already has keeps the earlier text.
     pub fn set_secret(&self, name: &str, text: &str) {
         self.0.secrets.borrow_mut().insert(name.to_owned(), text.into());
@@ -329,7 +349,7 @@ impl MockHost {
         self.0.revealed.borrow().iter().cloned().collect()
     }
 
-    /// The keys of the stored sessions that have not expired, sorted.
+    /// The keys of the stored sessions of all sets of secrets that have not expired, sorted.
     pub fn session_keys(&self) -> Vec<String> {
         self.0.sessions.borrow_mut().keys(self.now_ms())
     }
@@ -382,6 +402,15 @@ impl Store for MockHost {
 
     fn scan(&self, prefix: &str, after: Option<&str>, limit: u32) -> Result<Page, StateError> {
         self.0.blobs.borrow().scan(prefix, after, limit)
+    }
+}
+
+/// Restores the secrets of all calls when it is dropped.
+struct MockSecretsGuard<'a>(&'a MockHost, session::SecretSet);
+
+impl Drop for MockSecretsGuard<'_> {
+    fn drop(&mut self) {
+        self.0.0.secrets.replace(std::mem::take(&mut self.1));
     }
 }
 
@@ -501,7 +530,7 @@ impl MockHost {
     }
 
     pub(crate) fn session_acquire(&self, key: &str) -> Result<Acquired, SessionError> {
-        self.0.sessions.borrow_mut().acquire(key, self.now_ms())
+        self.0.sessions.borrow_mut().acquire(&self.0.secrets.borrow(), key, self.now_ms())
     }
 
     pub(crate) fn session_put(
@@ -510,7 +539,7 @@ impl MockHost {
         value: &[u8],
         ttl_ms: u64,
     ) -> Result<Generation, SessionError> {
-        self.0.sessions.borrow_mut().put(key, value, ttl_ms, self.now_ms())
+        self.0.sessions.borrow_mut().put(&self.0.secrets.borrow(), key, value, ttl_ms, self.now_ms())
     }
 
     pub(crate) fn session_release(&self, key: &str) {
@@ -518,7 +547,7 @@ impl MockHost {
     }
 
     pub(crate) fn session_invalidate(&self, key: &str, generation: Generation) {
-        self.0.sessions.borrow_mut().invalidate(key, generation);
+        self.0.sessions.borrow_mut().invalidate(&self.0.secrets.borrow(), key, generation);
     }
 
     pub(crate) fn send(&self, request: Request<'_>) -> Result<Response, HttpError> {

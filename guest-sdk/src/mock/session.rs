@@ -1,7 +1,10 @@
-//! Sessions: expiry by the mock's clock, and one lock per call. Unlike in the host, all sets of secrets share
-//! the sessions, a full store drops no session, and no call waits for another call's lock.
+//! Sessions: separate for each set of secrets, with expiry by the mock's clock and one lock per call. Unlike
+//! in the host, a full store drops no session, and no call waits for another call's lock.
 
-use std::collections::BTreeMap;
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    rc::Rc,
+};
 
 use super::state::bound;
 use crate::bindings::cofferdam::storage::session::{Acquired, Entry, Generation, SessionError};
@@ -9,10 +12,14 @@ use crate::bindings::cofferdam::storage::session::{Acquired, Entry, Generation, 
 const MAX_KEY: usize = 128;
 const MAX_VALUE: usize = 8 << 10;
 
+/// The secrets of a call, by name.
+pub(super) type SecretSet = BTreeMap<String, Rc<str>>;
+
 /// The sessions, and the lock held by the running call.
 #[derive(Debug, Default)]
 pub(super) struct MockSessionStore {
-    entries: BTreeMap<String, MockSessionEntry>,
+    /// By the secrets of the calls that share a session, and its key.
+    entries: BTreeMap<(SecretSet, String), MockSessionEntry>,
     generation: Generation,
     locked_key: Option<String>,
     limit: Option<usize>,
@@ -30,13 +37,18 @@ impl MockSessionStore {
         self.limit = Some(keys);
     }
 
-    pub(super) fn acquire(&mut self, key: &str, now_ms: u64) -> Result<Acquired, SessionError> {
+    pub(super) fn acquire(
+        &mut self,
+        secrets: &SecretSet,
+        key: &str,
+        now_ms: u64,
+    ) -> Result<Acquired, SessionError> {
         check_key(key)?;
         if let Some(locked_key) = self.locked_key.as_deref().filter(|locked_key| *locked_key != key) {
             return Err(SessionError::LockHeld(locked_key.to_owned()));
         }
         self.expire(now_ms);
-        if let Some(entry) = self.entries.get(key) {
+        if let Some(entry) = self.entries.get(&session_key(secrets, key)) {
             return Ok(Acquired::Found(Entry { value: entry.value.clone(), generation: entry.generation }));
         }
         if let Some(limit) = self.limit.filter(|limit| self.entries.len() >= *limit) {
@@ -48,6 +60,7 @@ impl MockSessionStore {
 
     pub(super) fn put(
         &mut self,
+        secrets: &SecretSet,
         key: &str,
         value: &[u8],
         ttl_ms: u64,
@@ -58,7 +71,8 @@ impl MockSessionStore {
             return Err(SessionError::ValueSize(bound(MAX_VALUE, value.len())));
         }
         self.expire(now_ms);
-        let new = !self.entries.contains_key(key);
+        let session = session_key(secrets, key);
+        let new = !self.entries.contains_key(&session);
         if let Some(limit) = self.limit.filter(|limit| new && self.entries.len() >= *limit) {
             return Err(SessionError::Full(bound(limit, self.entries.len().saturating_add(1))));
         }
@@ -68,7 +82,7 @@ impl MockSessionStore {
             generation: self.generation,
             expires_at_ms: now_ms.saturating_add(ttl_ms),
         };
-        self.entries.insert(key.to_owned(), entry);
+        self.entries.insert(session, entry);
         self.release(key);
         Ok(self.generation)
     }
@@ -79,9 +93,10 @@ impl MockSessionStore {
         }
     }
 
-    pub(super) fn invalidate(&mut self, key: &str, generation: Generation) {
-        if self.entries.get(key).is_some_and(|entry| entry.generation == generation) {
-            self.entries.remove(key);
+    pub(super) fn invalidate(&mut self, secrets: &SecretSet, key: &str, generation: Generation) {
+        let session = session_key(secrets, key);
+        if self.entries.get(&session).is_some_and(|entry| entry.generation == generation) {
+            self.entries.remove(&session);
         }
     }
 
@@ -96,7 +111,8 @@ impl MockSessionStore {
 
     pub(super) fn keys(&mut self, now_ms: u64) -> Vec<String> {
         self.expire(now_ms);
-        self.entries.keys().cloned().collect()
+        let keys: BTreeSet<_> = self.entries.keys().map(|(_, key)| key.clone()).collect();
+        keys.into_iter().collect()
     }
 
     pub(super) fn clear(&mut self) {
@@ -106,6 +122,10 @@ impl MockSessionStore {
     fn expire(&mut self, now_ms: u64) {
         self.entries.retain(|_, entry| entry.expires_at_ms > now_ms);
     }
+}
+
+fn session_key(secrets: &SecretSet, key: &str) -> (SecretSet, String) {
+    (secrets.clone(), key.to_owned())
 }
 
 fn check_key(key: &str) -> Result<(), SessionError> {

@@ -45,17 +45,24 @@ pub fn unimplemented<T: Send + 'static>(ability: Ability) -> BackendFuture<'stat
 ///
 /// Calls are independent and idempotent by name or handle. The
 /// [`Finality`](cofferdam_domain::storage::Finality) of an error tells if the call may still have an effect.
-/// After an error that is not `Final`, the caller must change the object only by a retry with the same
-/// arguments or by the inverse call, such as a delete after a create. A method whose ability is not in
-/// [`abilities`](Self::abilities) fails with `Unimplemented`. The error is final, except for create methods
-/// of existing CSI drivers: an earlier attempt may have reached the driver when it still had the ability.
+/// After an error that is not `Final`, the caller should change the object only by a retry with the same
+/// arguments or by the inverse call, such as a delete after a create. Backends reject other calls that the
+/// open operation [blocks](crate::in_flight). A method whose ability is not in [`abilities`](Self::abilities)
+/// fails with `Unimplemented`. The error is final, except for create methods of existing CSI drivers: an
+/// earlier attempt may have reached the driver when it still had the ability.
 pub trait Backend: Send + Sync + 'static {
     /// The driver's description of itself. It is read once, when the driver is loaded.
     fn description(&self) -> &Description;
 
-    /// The optional abilities of the driver. Every driver can validate volumes. Every driver can create and
-    /// delete volumes, except an existing CSI driver without CREATE_DELETE_VOLUME.
+    /// The optional abilities of the driver. Every driver can validate volumes. For creating and deleting
+    /// volumes, see [`creates_volumes`](Self::creates_volumes).
     fn abilities(&self) -> &BTreeSet<Ability>;
+
+    /// Returns `true` if the driver creates and deletes volumes (CSI `CREATE_DELETE_VOLUME`): every driver
+    /// does, except some existing CSI drivers.
+    fn creates_volumes(&self) -> bool {
+        true
+    }
 
     /// Returns `true` if volumes may be accessible from some nodes only (CSI
     /// `VOLUME_ACCESSIBILITY_CONSTRAINTS`). A component's description has its topology keys; those of an

@@ -219,7 +219,7 @@ impl<R, U> CallSpec<R, U> {
             }
         };
         let key = OperationKey::VolumeName(request.name.as_str().into());
-        let operation = OperationRequest::new(key, method, request).with_sources(source);
+        let operation = OperationRequest::creation(key, method, request).with_sources(source);
         Self::new("/csi.v1.Controller/CreateVolume", Some(operation), convert).adding_alias()
     }
 
@@ -228,16 +228,20 @@ impl<R, U> CallSpec<R, U> {
         Self::new("/csi.v1.Controller/ValidateVolumeCapabilities", None, convert)
     }
 
-    /// A call of the CSI method `ControllerPublishVolume`.
+    /// A call of the CSI method `ControllerPublishVolume`. The capability does not identify its operation:
+    /// users may change `mountOptions` and `accessModes` of a PersistentVolume between two attempts.
     pub fn publish_volume(request: &PublishVolume, convert: impl Convert<R, U>) -> Self {
-        let operation = volume_operation(&request.handle, "publish", request);
-        let operation = operation.on_node(Some(request.node_id.clone()));
+        let PublishVolume { handle, node_id, node_identities, capability: _, read_only, context } = request;
+        let arguments = (node_identities, read_only, context);
+        let operation = OperationRequest::publish(handle.clone(), node_id.clone(), &arguments);
         Self::new("/csi.v1.Controller/ControllerPublishVolume", Some(operation), convert)
     }
 
-    /// A call of the CSI method `ControllerExpandVolume`.
+    /// A call of the CSI method `ControllerExpandVolume`. The capability does not identify its operation, as
+    /// for `ControllerPublishVolume`. The size does: the caller repeats the size that is in doubt first.
     pub fn expand_volume(request: &ExpandVolume, convert: impl Convert<R, U>) -> Self {
-        let operation = volume_operation(&request.handle, "expand", request);
+        let ExpandVolume { handle, capacity, capability: _ } = request;
+        let operation = OperationRequest::change(handle.clone(), "expand", capacity);
         Self::new("/csi.v1.Controller/ControllerExpandVolume", Some(operation), convert)
     }
 
@@ -247,7 +251,7 @@ impl<R, U> CallSpec<R, U> {
         U: CreatedObject,
     {
         let key = OperationKey::SnapshotName(request.name.as_str().into());
-        let operation = OperationRequest::new(key, "create-snapshot", request)
+        let operation = OperationRequest::creation(key, "create-snapshot", request)
             .with_sources([OperationKey::Volume(request.source.clone())]);
         Self::new("/csi.v1.Controller/CreateSnapshot", Some(operation), convert).adding_alias()
     }
@@ -268,7 +272,7 @@ impl<R, U> CallSpec<R, U> {
         U: CreatedObject,
     {
         let key = OperationKey::GroupSnapshotName(request.name.as_str().into());
-        let operation = OperationRequest::new(key, "create-group-snapshot", request)
+        let operation = OperationRequest::creation(key, "create-group-snapshot", request)
             .with_sources(request.sources.iter().cloned().map(OperationKey::Volume));
         Self::new("/csi.v1.GroupController/CreateVolumeGroupSnapshot", Some(operation), convert)
             .adding_alias()
@@ -321,13 +325,13 @@ impl<R> CallSpec<R, ()> {
 
     /// A call of the CSI method `ControllerUnpublishVolume`.
     pub fn unpublish_volume(handle: &VolumeHandle, node: Option<&NodeId>) -> Self {
-        let operation = volume_operation(handle, "unpublish", &node).inverse("publish", node.cloned());
+        let operation = OperationRequest::unpublish(handle.clone(), node.cloned());
         Self::without_response("/csi.v1.Controller/ControllerUnpublishVolume", operation)
     }
 
     /// A call of the CSI method `ControllerModifyVolume`.
     pub fn modify_volume(handle: &VolumeHandle, parameters: &Parameters) -> Self {
-        let operation = volume_operation(handle, "modify", parameters);
+        let operation = OperationRequest::change(handle.clone(), "modify", parameters);
         Self::without_response("/csi.v1.Controller/ControllerModifyVolume", operation)
     }
 
@@ -349,19 +353,11 @@ impl<R> CallSpec<R, ()> {
 /// Name of the operation that deletes a volume.
 const DELETE_VOLUME: &str = "delete";
 
-fn volume_operation(
-    handle: &VolumeHandle,
-    method: &'static str,
-    arguments: &impl std::hash::Hash,
-) -> OperationRequest {
-    OperationRequest::new(OperationKey::Volume(handle.clone()), method, arguments)
-}
-
 /// Returns `true` if an earlier DeleteVolume of this handle is in doubt: it may still delete the volume that
 /// a CreateVolume call now returns. The result may be `false` if another operation on the volume is in doubt,
 /// too. It is `false` while an operation on the handle is running.
 pub fn is_deletion_in_doubt(in_flight: &InFlightTable, handle: &VolumeHandle) -> bool {
-    in_flight.acquire(volume_operation(handle, "hand-out", &())).err()
+    in_flight.acquire(OperationRequest::change(handle.clone(), "hand-out", &())).err()
         == Some(OperationConflict::PendingOperation(DELETE_VOLUME))
 }
 
@@ -483,9 +479,8 @@ impl CallRunner {
     }
 }
 
-/// Records the result of an operation and updates its alias. A final error of an
-/// [inconclusive](cofferdam_domain::storage::ErrorKind::is_inconclusive) kind becomes unknown if the same
-/// operation was already in doubt.
+/// Records the result of an operation and updates its alias. A final error becomes unknown if
+/// [`OperationPermit::keep_in_doubt`] says so.
 fn finish_operation<U>(
     permit: &OperationPermit,
     result: Result<U, StorageError>,
@@ -505,4 +500,43 @@ fn finish_operation<U>(
         }
     }
     result
+}
+
+#[cfg(test)]
+mod tests {
+    use cofferdam_domain::storage::{AccessType, CapacityRange, CsiAccessMode, VolumeCapability};
+
+    use super::*;
+
+    fn capability(mount_flags: &[&str]) -> VolumeCapability {
+        let mount_flags = mount_flags.iter().map(|flag| (*flag).to_owned()).collect();
+        let access_type = AccessType::Filesystem { fs_type: None, mount_flags, mount_group: None };
+        VolumeCapability { access_mode: CsiAccessMode::SingleNodeWriter, access_type }
+    }
+
+    #[test]
+    fn an_operation_is_the_same_after_a_change_of_the_capability() {
+        let publish = |node: &str, mount_flags: &[&str], read_only| {
+            let request = PublishVolume {
+                handle: "h".into(),
+                node_id: node.into(),
+                node_identities: Parameters::new(),
+                capability: capability(mount_flags),
+                read_only,
+                context: Parameters::new(),
+            };
+            CallSpec::<(), ()>::publish_volume(&request, |(), _| Ok(())).operation
+        };
+        assert_eq!(publish("a", &[], false), publish("a", &["noatime"], false));
+        assert_ne!(publish("a", &[], false), publish("a", &[], true));
+        assert_ne!(publish("a", &[], false), publish("b", &[], false));
+        let expand = |bytes, capability| {
+            let capacity = CapacityRange { required: Some(bytes), limit: None };
+            let request = ExpandVolume { handle: "h".into(), capacity, capability };
+            CallSpec::<(), ()>::expand_volume(&request, |(), _| Ok(())).operation
+        };
+        assert_eq!(expand(1, Some(capability(&[]))), expand(1, Some(capability(&["noatime"]))));
+        assert_eq!(expand(1, Some(capability(&[]))), expand(1, None));
+        assert_ne!(expand(1, None), expand(2, None));
+    }
 }

@@ -341,6 +341,20 @@ pub fn check_no_secret_in_id(field: &'static str, id: &str, redactor: &Redactor)
     if redactor.contains_long_secret(id) { Err(ContractViolation::SecretInId { field }) } else { Ok(()) }
 }
 
+/// Rejects a description that contains a secret of the call: it is logged, and stored in the cluster. Applies
+/// to components only. Check it before [`check_description`], whose errors quote the description.
+///
+/// # Errors
+/// A name, version, topology key or feature that contains a secret of 8 bytes or more.
+pub fn check_no_secret_in_description(description: &Description, redactor: &Redactor) -> CheckResult {
+    check_no_secret_in_id("the driver name", description.name.as_str(), redactor)?;
+    check_no_secret_in_id("the version", &description.version, redactor)?;
+    for key in &description.topology_keys {
+        check_no_secret_in_id("the topology key", key, redactor)?;
+    }
+    description.features.iter().try_for_each(|name| check_no_secret_in_id("the feature", name, redactor))
+}
+
 /// Checks an expanded volume's size.
 ///
 /// # Errors

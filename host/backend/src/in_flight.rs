@@ -1,10 +1,23 @@
 //! The operation table: at most one operation at a time changes an object, and some operations are in doubt.
 //!
 //! An operation is in doubt if its call reached the driver and failed with [`Finality::Unknown`] or
-//! [`Finality::InProgress`], or ended without a result. Until a later result resolves it, the object admits
-//! only a retry with the same arguments, a deletion, and ControllerUnpublishVolume (ADR 0012). An operation
-//! in doubt for one node blocks only operations for that node: after a forced detach its caller never retries
-//! it, and other nodes must not wait.
+//! [`Finality::InProgress`], or ended without a result. Until a later result resolves it, it blocks other
+//! operations on the object (ADR 0020):
+//!
+//! | in doubt | blocks |
+//! |---|---|
+//! | creation | changes of the volume |
+//! | deletion | every operation but its retry and ControllerUnpublishVolume |
+//! | change of the volume: expand, modify | other changes, and creations of the name |
+//! | ControllerPublishVolume | ControllerPublishVolume to the same node with other arguments |
+//! | ControllerUnpublishVolume | nothing |
+//!
+//! Only a deletion in doubt keeps a volume from its nodes. The caller may never retry another operation, for
+//! example after a forced detach, and the driver may never report its result.
+//!
+//! A creation with other arguments may follow a creation in doubt: the caller has mended its request. A
+//! driver returns `AlreadyExists` for it if the first creation has had an effect (ADR 0021). The caller has
+//! to repeat both until one returns the volume.
 //!
 //! The permit of a running operation is shared. Work that outlives its call, such as an HTTP exchange or the
 //! copy of a pool volume, keeps the operation in flight until the work has ended.
@@ -46,23 +59,83 @@ pub enum OperationKey {
     GroupSnapshot(GroupSnapshotHandle),
 }
 
-/// Identifies an operation: method, argument hash and node.
+/// The effect of an operation on its object.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+enum OperationKind {
+    /// Creates the object.
+    Create,
+    /// Deletes the object.
+    Delete,
+    /// Changes the volume itself: its size or its parameters.
+    Change,
+    /// Makes the volume reachable from a node.
+    Publish,
+    /// Makes the volume unreachable from a node, or from all nodes.
+    Unpublish,
+}
+
+/// Identifies an operation: two calls with the same fields are attempts of one operation.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 struct Operation {
+    kind: OperationKind,
     method: &'static str,
+    /// Hash of the arguments that identify the operation.
     arguments_hash: u64,
-    /// The node, for operations on one node; `None` for others.
+    /// The node of a publish call, and of an unpublish call for one node; `None` for other operations.
     node: Option<NodeId>,
 }
 
-/// The operations in doubt that the success of an operation resolves, beside the operation itself. A final
-/// `NotFound` resolves those of `MethodOnNode`, too.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum InverseOf {
-    Nothing,
-    /// Operations of this method for the same node; for all nodes if the operation has no node.
-    MethodOnNode(&'static str),
-    AllOperations,
+impl Operation {
+    fn new(kind: OperationKind, method: &'static str, arguments: &impl Hash, node: Option<NodeId>) -> Self {
+        // Hashes are compared within this process only.
+        let mut hasher = DefaultHasher::new();
+        arguments.hash(&mut hasher);
+        Self { kind, method, arguments_hash: hasher.finish(), node }
+    }
+
+    /// Returns true if the operation may start while `in_doubt`, which is not the same operation, is in
+    /// doubt.
+    fn may_follow(&self, in_doubt: &Self) -> bool {
+        use OperationKind::{Change, Create, Delete, Publish, Unpublish};
+        match (self.kind, in_doubt.kind) {
+            // They undo what the operation in doubt may have done.
+            (Delete | Unpublish, _) => true,
+            // The volume may disappear.
+            (Create | Change | Publish, Delete) => false,
+            // The name identifies the volume: a driver creates at most one, whatever the arguments.
+            (Create, Create) => true,
+            (Create, Change) | (Change, Create | Change) => false,
+            // A caller that has the handle has the volume: a repeated creation does nothing to it. A change
+            // of the volume must not keep it from its nodes. A publish call undoes an unpublish call that its
+            // caller has given up.
+            (Publish, Create | Change | Unpublish) => true,
+            (Publish, Publish) => self.node != in_doubt.node,
+            (Create | Change, Publish | Unpublish) => true,
+        }
+    }
+
+    /// Returns true if the result of the operation resolves `in_doubt`. `error` is `None` after success.
+    fn resolves(&self, in_doubt: &Self, error: Option<&StorageError>) -> bool {
+        let is_not_found =
+            error.is_some_and(|error| error.finality == Finality::Final && error.kind == ErrorKind::NotFound);
+        let is_of_node = self.node.is_none() || in_doubt.node == self.node;
+        self == in_doubt
+            || match self.kind {
+                OperationKind::Delete => error.is_none(),
+                // A volume that does not exist is not published either.
+                OperationKind::Unpublish => {
+                    let concerns_nodes =
+                        matches!(in_doubt.kind, OperationKind::Publish | OperationKind::Unpublish);
+                    (error.is_none() || is_not_found) && concerns_nodes && is_of_node
+                }
+                OperationKind::Publish => {
+                    error.is_none() && in_doubt.kind == OperationKind::Unpublish && is_of_node
+                }
+                // The volume of this name is known.
+                OperationKind::Create => error.is_none() && in_doubt.kind == OperationKind::Create,
+                OperationKind::Change => false,
+            }
+    }
 }
 
 /// An operation before it is registered.
@@ -72,36 +145,41 @@ pub struct OperationRequest {
     /// Objects that the operation reads. Other operations may read them too; none may change them meanwhile.
     sources: Vec<OperationKey>,
     operation: Operation,
-    inverse_of: InverseOf,
 }
 
+/// Constructors. `arguments` are those that identify the operation: a call with others is another operation.
 impl OperationRequest {
-    /// An operation with its arguments.
-    pub fn new(key: OperationKey, method: &'static str, arguments: &impl Hash) -> Self {
-        // Hashes are compared within this process only.
-        let mut hasher = DefaultHasher::new();
-        arguments.hash(&mut hasher);
-        let operation = Operation { method, arguments_hash: hasher.finish(), node: None };
-        Self { key, sources: Vec::new(), operation, inverse_of: InverseOf::Nothing }
+    /// A creation. Its success resolves all creations in doubt of the object.
+    pub fn creation(key: OperationKey, method: &'static str, arguments: &impl Hash) -> Self {
+        Self::new(key, Operation::new(OperationKind::Create, method, arguments, None))
     }
 
-    /// A deletion. Operations in doubt do not block it, and its success resolves all operations in doubt of
-    /// the object.
+    /// A deletion. Its success resolves all operations in doubt of the object.
     pub fn deletion(key: OperationKey, method: &'static str, arguments: &impl Hash) -> Self {
-        Self { inverse_of: InverseOf::AllOperations, ..Self::new(key, method, arguments) }
+        Self::new(key, Operation::new(OperationKind::Delete, method, arguments, None))
     }
 
-    /// Makes the operation the inverse of a method for a node, or for all nodes if `node` is `None`.
-    /// Operations in doubt do not block it. Its success or a final `NotFound` resolves the operations in
-    /// doubt of `method` for these nodes.
-    pub fn inverse(self, method: &'static str, node: Option<NodeId>) -> Self {
-        Self { inverse_of: InverseOf::MethodOnNode(method), ..self.on_node(node) }
+    /// A change of a volume itself.
+    pub fn change(volume: VolumeHandle, method: &'static str, arguments: &impl Hash) -> Self {
+        let operation = Operation::new(OperationKind::Change, method, arguments, None);
+        Self::new(OperationKey::Volume(volume), operation)
     }
 
-    /// Sets the node of the operation; `None` for an operation that is not on one node.
-    pub fn on_node(mut self, node: Option<NodeId>) -> Self {
-        self.operation.node = node;
-        self
+    /// ControllerPublishVolume. Its success resolves ControllerUnpublishVolume in doubt for the node.
+    pub fn publish(volume: VolumeHandle, node: NodeId, arguments: &impl Hash) -> Self {
+        let operation = Operation::new(OperationKind::Publish, "publish", arguments, Some(node));
+        Self::new(OperationKey::Volume(volume), operation)
+    }
+
+    /// ControllerUnpublishVolume for a node, or for all nodes if `node` is `None`. Its success or a final
+    /// `NotFound` resolves publish and unpublish calls in doubt for these nodes.
+    pub fn unpublish(volume: VolumeHandle, node: Option<NodeId>) -> Self {
+        let operation = Operation::new(OperationKind::Unpublish, "unpublish", &(), node);
+        Self::new(OperationKey::Volume(volume), operation)
+    }
+
+    const fn new(key: OperationKey, operation: Operation) -> Self {
+        Self { key, sources: Vec::new(), operation }
     }
 
     /// The same operation with the objects that it reads.
@@ -116,8 +194,8 @@ pub enum OperationConflict {
     /// Another operation, or work that outlived its call, changes or reads the object, or changes a source of
     /// this operation.
     Busy,
-    /// An operation on the object is in doubt, and the new one is neither its retry nor a deletion or
-    /// unpublish. The text is the method of the operation in doubt, such as `publish`.
+    /// An operation in doubt on the object blocks the new one; see the [module](self). The text is the method
+    /// of the operation in doubt, such as `expand`.
     PendingOperation(&'static str),
 }
 
@@ -128,8 +206,8 @@ impl OperationConflict {
         let message = match self {
             Self::Busy => "another call for this volume is running".to_owned(),
             Self::PendingOperation(method) => format!(
-                "the result of an earlier `{method}` for this volume is unknown: only a retry with the same \
-                 arguments, or the inverse call, may follow"
+                "the result of an earlier `{method}` for this volume is unknown: this call may follow once a \
+                 retry with the same arguments, or the inverse call, has a result"
             ),
         };
         StorageError {
@@ -202,11 +280,8 @@ impl InFlightTable {
         }
         let in_doubt: Vec<_> = keys.iter().filter_map(|key| inner.in_doubt.get(key)).flatten().collect();
         let is_repeat = in_doubt.iter().any(|in_doubt| in_doubt.operation == request.operation);
-        let is_same_node = |in_doubt: &&&InDoubtOperation| {
-            in_doubt.operation.node.is_none() || in_doubt.operation.node == request.operation.node
-        };
-        if let Some(other) = in_doubt.iter().find(is_same_node)
-            && request.inverse_of == InverseOf::Nothing
+        if let Some(other) =
+            in_doubt.iter().find(|in_doubt| !request.operation.may_follow(&in_doubt.operation))
             && !is_repeat
         {
             return Err(OperationConflict::PendingOperation(other.operation.method));
@@ -232,11 +307,14 @@ impl InFlightTable {
 }
 
 impl OperationPermit {
-    /// Returns the error. A final error of an [inconclusive](ErrorKind::is_inconclusive) kind gets the
-    /// finality `Unknown` if an earlier attempt of the operation was in doubt when this attempt started: the
-    /// error says nothing about the earlier attempt.
+    /// Returns the error. For a creation or a deletion, a final error of an
+    /// [inconclusive](ErrorKind::is_inconclusive) kind gets the finality `Unknown` if an earlier attempt was
+    /// in doubt when this attempt started: the error says nothing about the earlier attempt, which may have
+    /// created or deleted the object. Any final error of another operation resolves it, as in
+    /// external-resizer: some drivers repeat `Internal` forever after a timeout.
     pub fn keep_in_doubt(&self, mut error: StorageError) -> StorageError {
-        if self.is_repeat && error.finality == Finality::Final && error.kind.is_inconclusive() {
+        let is_kept = matches!(self.request.operation.kind, OperationKind::Create | OperationKind::Delete);
+        if is_kept && self.is_repeat && error.finality == Finality::Final && error.kind.is_inconclusive() {
             error.finality = Finality::Unknown;
         }
         error
@@ -254,21 +332,9 @@ impl OperationPermit {
             return;
         }
         let mut inner = self.table.0.lock();
-        let OperationRequest { key, operation, inverse_of, .. } = &self.request;
-        let is_not_found =
-            error.is_some_and(|error| error.finality == Finality::Final && error.kind == ErrorKind::NotFound);
-        let is_resolved = |in_doubt: &Operation| match (error, inverse_of) {
-            (None, InverseOf::AllOperations) => true,
-            // A volume that does not exist is not published either.
-            (_, InverseOf::MethodOnNode(method)) if error.is_none() || is_not_found => {
-                in_doubt == operation
-                    || (in_doubt.method == *method
-                        && (operation.node.is_none() || in_doubt.node == operation.node))
-            }
-            (None, InverseOf::Nothing | InverseOf::MethodOnNode(_)) | (Some(_), _) => in_doubt == operation,
-        };
+        let OperationRequest { key, operation, .. } = &self.request;
         for key in &self.keys {
-            inner.remove_in_doubt(key, is_resolved);
+            inner.remove_in_doubt(key, |in_doubt| operation.resolves(in_doubt, error));
         }
         match error.map(|error| error.finality) {
             Some(Finality::Unknown | Finality::InProgress) => inner.add_in_doubt(key, operation),
@@ -364,11 +430,11 @@ mod tests {
     use super::*;
 
     fn create(arguments: u32) -> OperationRequest {
-        OperationRequest::new(OperationKey::VolumeName("v".into()), "create", &arguments)
+        OperationRequest::creation(OperationKey::VolumeName("v".into()), "create", &arguments)
     }
 
-    fn volume(method: &'static str) -> OperationRequest {
-        OperationRequest::new(OperationKey::Volume("h".into()), method, &0)
+    fn change(method: &'static str) -> OperationRequest {
+        OperationRequest::change("h".into(), method, &0)
     }
 
     fn delete() -> OperationRequest {
@@ -376,13 +442,11 @@ mod tests {
     }
 
     fn publish(node: &str, arguments: u32) -> OperationRequest {
-        let request = OperationRequest::new(OperationKey::Volume("h".into()), "publish", &(node, arguments));
-        request.on_node(Some(NodeId::new(node)))
+        OperationRequest::publish("h".into(), NodeId::new(node), &arguments)
     }
 
     fn unpublish(node: Option<&str>) -> OperationRequest {
-        let request = OperationRequest::new(OperationKey::Volume("h".into()), "unpublish", &node);
-        request.inverse("publish", node.map(NodeId::new))
+        OperationRequest::unpublish("h".into(), node.map(NodeId::new))
     }
 
     fn in_doubt_error() -> StorageError {
@@ -410,7 +474,7 @@ mod tests {
         let table = InFlightTable::default();
         let first = table.acquire(create(1)).unwrap();
         assert_eq!(try_acquire(&table, create(1)), Err(OperationConflict::Busy));
-        assert_eq!(try_acquire(&table, volume("expand")), Ok(()));
+        assert_eq!(try_acquire(&table, change("expand")), Ok(()));
         let exchange = Arc::clone(&first);
         drop(first);
         assert_eq!(
@@ -423,22 +487,16 @@ mod tests {
     }
 
     #[test]
-    fn unpublish_in_doubt_on_a_node_does_not_block_other_nodes() {
-        // The node died, and its VolumeAttachment was deleted by force.
+    fn unpublish_in_doubt_keeps_the_volume_from_no_node() {
+        // The node died, and its VolumeAttachment was deleted by force: the call is never repeated.
         let table = InFlightTable::default();
         run_to_end(&table, unpublish(Some("dead")), Some(in_doubt_error()));
         assert_eq!(try_acquire(&table, publish("healthy", 0)), Ok(()));
-        assert_eq!(try_acquire(&table, volume("expand")), Ok(()));
-        assert_eq!(
-            try_acquire(&table, publish("dead", 0)),
-            Err(OperationConflict::PendingOperation("unpublish"))
-        );
-        // An operation in doubt without a node blocks every node.
-        run_to_end(&table, volume("expand"), Some(in_doubt_error()));
-        assert_eq!(
-            try_acquire(&table, publish("healthy", 0)),
-            Err(OperationConflict::PendingOperation("expand"))
-        );
+        assert_eq!(try_acquire(&table, change("expand")), Ok(()));
+        run_to_end(&table, publish("dead", 0), Some(in_doubt_error()));
+        assert_eq!(table.in_doubt_count(), 2);
+        run_to_end(&table, publish("dead", 0), None);
+        assert_eq!(table.in_doubt_count(), 0, "the node is back");
         // The node was renamed. NotFound for its former id resolves the publish to it.
         let table = InFlightTable::default();
         run_to_end(&table, publish("former", 0), Some(in_doubt_error()));
@@ -452,11 +510,40 @@ mod tests {
     }
 
     #[test]
+    fn change_in_doubt_keeps_the_volume_from_no_node() {
+        let table = InFlightTable::default();
+        run_to_end(&table, change("expand"), Some(in_doubt_error()));
+        assert_eq!(try_acquire(&table, publish("a", 0)), Ok(()));
+        assert_eq!(try_acquire(&table, unpublish(Some("a"))), Ok(()));
+        assert_eq!(try_acquire(&table, change("modify")), Err(OperationConflict::PendingOperation("expand")));
+        // A volume that may be deleted is not published.
+        run_to_end(&table, delete(), Some(in_doubt_error()));
+        assert_eq!(try_acquire(&table, publish("a", 0)), Err(OperationConflict::PendingOperation("delete")));
+        assert_eq!(try_acquire(&table, unpublish(Some("a"))), Ok(()));
+    }
+
+    #[test]
+    fn final_error_resolves_a_change_or_a_publish_call_in_doubt() {
+        let internal = || StorageError::with_known_effect(ErrorKind::Internal, "new size must be greater");
+        for request in [change("expand"), change("modify"), publish("a", 0), unpublish(Some("a"))] {
+            let table = InFlightTable::default();
+            run_to_end(&table, request.clone(), Some(in_doubt_error()));
+            run_to_end(&table, request.clone(), Some(in_doubt_error()));
+            assert_eq!(table.in_doubt_count(), 1, "{request:?}");
+            let retry = table.acquire(request.clone()).unwrap();
+            assert_eq!(retry.keep_in_doubt(internal()).finality, Finality::Final, "{request:?}");
+            retry.reached();
+            retry.finish(Some(&internal()));
+            assert_eq!(table.in_doubt_count(), 0, "{request:?}");
+        }
+    }
+
+    #[test]
     fn clone_source_cannot_be_deleted_while_it_is_read() {
         let table = InFlightTable::default();
         let source = || [OperationKey::Volume("h".into())];
         let copy = |name: &str| {
-            OperationRequest::new(OperationKey::VolumeName(name.into()), "create-from-volume", &0)
+            OperationRequest::creation(OperationKey::VolumeName(name.into()), "create-from-volume", &0)
                 .with_sources(source())
         };
         let first = table.acquire(copy("a")).unwrap();
@@ -482,9 +569,10 @@ mod tests {
         drop(repeated);
         // An operation in doubt under the name is also in doubt under the handle, and vice versa.
         run_to_end(&table, create(1), Some(in_doubt_error()));
-        assert_eq!(try_acquire(&table, volume("expand")), Err(OperationConflict::PendingOperation("create")));
+        assert_eq!(try_acquire(&table, change("expand")), Err(OperationConflict::PendingOperation("create")));
+        assert_eq!(try_acquire(&table, publish("n", 0)), Ok(()), "the volume exists");
         run_to_end(&table, delete(), Some(in_doubt_error()));
-        assert_eq!(try_acquire(&table, create(2)), Err(OperationConflict::PendingOperation("create")));
+        assert_eq!(try_acquire(&table, create(2)), Err(OperationConflict::PendingOperation("delete")));
         let deletion = table.acquire(delete()).unwrap();
         assert_eq!(try_acquire(&table, create(1)), Err(OperationConflict::Busy));
         deletion.reached();
@@ -499,15 +587,36 @@ mod tests {
     #[test]
     fn only_the_same_operation_follows_one_in_doubt() {
         let table = InFlightTable::default();
-        run_to_end(&table, create(1), Some(in_doubt_error()));
-        assert_eq!(try_acquire(&table, create(2)), Err(OperationConflict::PendingOperation("create")));
-        run_to_end(&table, create(1), Some(final_error()));
-        assert_eq!(try_acquire(&table, create(2)), Ok(()));
+        run_to_end(&table, change("expand"), Some(in_doubt_error()));
+        let pending = Err(OperationConflict::PendingOperation("expand"));
+        assert_eq!(try_acquire(&table, change("modify")), pending);
+        run_to_end(&table, change("expand"), Some(final_error()));
+        assert_eq!(try_acquire(&table, change("modify")), Ok(()));
         assert_eq!(table.in_doubt_count(), 0);
         // A call that fails before it reaches the driver does not resolve the operation in doubt.
+        run_to_end(&table, change("expand"), Some(in_doubt_error()));
+        table.acquire(change("expand")).unwrap().finish(Some(&final_error()));
+        assert_eq!(try_acquire(&table, change("modify")), pending);
+    }
+
+    #[test]
+    fn mended_creation_follows_a_creation_in_doubt() {
+        let table = InFlightTable::default();
         run_to_end(&table, create(1), Some(in_doubt_error()));
-        table.acquire(create(1)).unwrap().finish(Some(&final_error()));
-        assert_eq!(try_acquire(&table, create(2)), Err(OperationConflict::PendingOperation("create")));
+        let exists = StorageError::with_known_effect(ErrorKind::AlreadyExists, "other arguments");
+        run_to_end(&table, create(2), Some(exists));
+        assert_eq!(table.in_doubt_count(), 1, "the result of the first creation is still unknown");
+        // An error about the attempt resolves a creation only if no earlier attempt of it is in doubt.
+        let internal = || StorageError::with_known_effect(ErrorKind::Internal, "no");
+        let finality =
+            |arguments| table.acquire(create(arguments)).unwrap().keep_in_doubt(internal()).finality;
+        assert_eq!((finality(1), finality(2)), (Finality::Unknown, Finality::Final));
+        run_to_end(&table, create(2), Some(in_doubt_error()));
+        assert_eq!(table.in_doubt_count(), 2);
+        assert_eq!(finality(2), Finality::Unknown);
+        // Either returns the volume of the name.
+        run_to_end(&table, create(1), None);
+        assert_eq!(table.in_doubt_count(), 0);
     }
 
     #[test]
@@ -527,26 +636,26 @@ mod tests {
     #[test]
     fn successful_delete_resolves_all_operations_in_doubt() {
         let table = InFlightTable::default();
-        run_to_end(&table, volume("expand"), Some(in_doubt_error()));
-        assert_eq!(try_acquire(&table, volume("modify")), Err(OperationConflict::PendingOperation("expand")));
+        run_to_end(&table, change("expand"), Some(in_doubt_error()));
+        assert_eq!(try_acquire(&table, change("modify")), Err(OperationConflict::PendingOperation("expand")));
         // A delete with a final error changed nothing: the expansion is still in doubt.
         run_to_end(&table, delete(), Some(final_error()));
-        assert_eq!(try_acquire(&table, volume("modify")), Err(OperationConflict::PendingOperation("expand")));
+        assert_eq!(try_acquire(&table, change("modify")), Err(OperationConflict::PendingOperation("expand")));
         run_to_end(&table, delete(), Some(in_doubt_error()));
         assert_eq!(table.in_doubt_count(), 2);
-        assert_eq!(try_acquire(&table, volume("expand")), Ok(()), "the same call as one of the open ones");
+        assert_eq!(try_acquire(&table, change("expand")), Ok(()), "the same call as one of the open ones");
         run_to_end(&table, delete(), None);
-        assert_eq!(try_acquire(&table, volume("modify")), Ok(()));
+        assert_eq!(try_acquire(&table, change("modify")), Ok(()));
         assert_eq!(table.in_doubt_count(), 0);
     }
 
     #[test]
     fn unpublish_resolves_only_publish_on_the_same_node() {
         let table = InFlightTable::default();
-        run_to_end(&table, volume("expand"), Some(in_doubt_error()));
+        run_to_end(&table, change("expand"), Some(in_doubt_error()));
         run_to_end(&table, unpublish(Some("a")), None);
-        assert_eq!(try_acquire(&table, volume("modify")), Err(OperationConflict::PendingOperation("expand")));
-        run_to_end(&table, volume("expand"), None);
+        assert_eq!(try_acquire(&table, change("modify")), Err(OperationConflict::PendingOperation("expand")));
+        run_to_end(&table, change("expand"), None);
         run_to_end(&table, publish("a", 1), Some(in_doubt_error()));
         run_to_end(&table, unpublish(Some("b")), None);
         assert_eq!(try_acquire(&table, publish("a", 2)), Err(OperationConflict::PendingOperation("publish")));
@@ -565,23 +674,23 @@ mod tests {
         let permit = table.acquire(create(1)).unwrap();
         permit.reached();
         drop(permit);
-        assert_eq!(try_acquire(&table, create(2)), Err(OperationConflict::PendingOperation("create")));
+        assert_eq!(table.in_doubt_count(), 1);
     }
 
     #[test]
     fn operations_in_doubt_are_bounded() {
         let table = InFlightTable::default();
-        let numbered = |number: usize, arguments: u32| {
-            OperationRequest::new(OperationKey::VolumeName(number.to_string().into()), "create", &arguments)
-        };
+        let key = |number: usize| OperationKey::VolumeName(number.to_string().into());
+        let deletion = |number| OperationRequest::deletion(key(number), "delete", &0);
+        let creation = |number| OperationRequest::creation(key(number), "create", &0);
         for number in 0..=MAX_IN_DOUBT {
-            run_to_end(&table, numbered(number, 1), Some(in_doubt_error()));
-            let permit = table.acquire(numbered(number, 1)).unwrap();
+            run_to_end(&table, deletion(number), Some(in_doubt_error()));
+            let permit = table.acquire(deletion(number)).unwrap();
             permit.add_alias(OperationKey::Volume(format!("h{number}").into()));
         }
         assert_eq!(table.in_doubt_count(), MAX_IN_DOUBT);
-        assert_eq!(try_acquire(&table, numbered(0, 2)), Ok(()), "the oldest is dropped");
-        assert!(try_acquire(&table, numbered(1, 2)).is_err());
+        assert_eq!(try_acquire(&table, creation(0)), Ok(()), "the oldest is dropped");
+        assert!(try_acquire(&table, creation(1)).is_err());
         let inner = table.0.lock();
         assert!(inner.aliases.len() <= 2 * MAX_IN_DOUBT && inner.in_doubt.len() == MAX_IN_DOUBT);
         assert!(inner.running.is_empty() && inner.readers.is_empty());

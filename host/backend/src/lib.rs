@@ -22,5 +22,5 @@ pub use call::{
     is_deletion_in_doubt,
 };
 pub use metrics::{BackendMetrics, CallMetrics, InFlightGuard};
-pub use redactor::Redactor;
+pub use redactor::{MAX_DERIVED_SECRETS, Redactor};
 pub use violation::ContractViolation;

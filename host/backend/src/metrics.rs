@@ -21,6 +21,7 @@ struct CallLabels {
     driver_name: String,
     method_name: &'static str,
     grpc_status_code: &'static str,
+    migrated: &'static str,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
@@ -118,7 +119,13 @@ impl CallMetrics {
         duration: Duration,
     ) {
         let driver_name = self.driver.clone();
-        let operation = CallLabels { driver_name: driver_name.clone(), method_name, grpc_status_code };
+        let operation = CallLabels {
+            driver_name: driver_name.clone(),
+            method_name,
+            grpc_status_code,
+            // In-tree volumes are not translated.
+            migrated: "false",
+        };
         self.backend_metrics.operations.get_or_create(&operation).observe(duration.as_secs_f64());
         self.backend_metrics
             .outcomes
@@ -162,11 +169,15 @@ mod tests {
         prometheus_client::encoding::text::encode(&mut text, &registry).unwrap();
         let create = r#"driver_name="array.example",method_name="/csi.v1.Controller/CreateVolume""#;
         let delete = r#"driver_name="array.example",method_name="/csi.v1.Controller/DeleteVolume""#;
+        let (created, deleted) = (
+            format!(r#"{create},grpc_status_code="OK",migrated="false""#),
+            format!(r#"{delete},grpc_status_code="Internal",migrated="false""#),
+        );
         for line in [
-            format!(r#"csi_sidecar_operations_seconds_count{{{create},grpc_status_code="OK"}} 2"#),
-            format!(r#"csi_sidecar_operations_seconds_sum{{{create},grpc_status_code="OK"}} 0.75"#),
-            format!(r#"csi_sidecar_operations_seconds_bucket{{le="0.1",{create},grpc_status_code="OK"}} 1"#),
-            format!(r#"csi_sidecar_operations_seconds_count{{{delete},grpc_status_code="Internal"}} 1"#),
+            format!("csi_sidecar_operations_seconds_count{{{created}}} 2"),
+            format!("csi_sidecar_operations_seconds_sum{{{created}}} 0.75"),
+            format!(r#"csi_sidecar_operations_seconds_bucket{{le="0.1",{created}}} 1"#),
+            format!("csi_sidecar_operations_seconds_count{{{deleted}}} 1"),
             format!(r#"cofferdam_backend_calls_total{{{create},outcome="ok"}} 2"#),
             format!(r#"cofferdam_backend_calls_total{{{delete},outcome="trap"}} 1"#),
             r#"cofferdam_backend_calls_in_flight{driver_name="array.example"} 1"#.to_owned(),

@@ -3,11 +3,13 @@
 
 use std::{
     collections::{HashMap, VecDeque},
+    hash::Hasher as _,
     sync::Arc,
     time::Duration,
 };
 
-use cofferdam_domain::{Uid, ids::ResourceVersion};
+use cofferdam_domain::{Uid, ids::ResourceVersion, text::printable};
+use fnv::FnvHasher;
 use http::Method;
 use serde_json::json;
 use tokio::{
@@ -36,6 +38,9 @@ const MIN_UPDATE_INTERVAL: Duration = Duration::from_secs(60);
 /// Time after the first event within which equal events are aggregated: as long as client-go's window for
 /// similar events.
 const AGGREGATION_WINDOW: Duration = Duration::from_secs(600);
+
+/// Format of `metav1.Time`.
+const EVENT_TIME: &str = "%Y-%m-%dT%H:%M:%SZ";
 
 /// `type` of an Event.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -95,7 +100,8 @@ pub struct Event {
     pub event_type: EventType,
     /// `reason`: one word in UpperCamelCase.
     pub reason: &'static str,
-    /// `message`. It never contains secret values.
+    /// `message`. It never contains secret values. It is sent as one line of at most 1,000 bytes without
+    /// control and format characters ([`printable`]), because `kubectl` shows it.
     pub note: String,
     /// `source.component` and `reportingComponent`
     pub component: Box<str>,
@@ -185,12 +191,9 @@ impl EventLoop {
 
     /// The request for an event; `None` if the event only adds to the count of an earlier one.
     fn request(&mut self, event: Event) -> Option<EventRequest> {
-        let namespace = match &*event.involved_object.namespace {
-            "" => "default".into(),
-            _ => event.involved_object.namespace.clone(),
-        };
+        let namespace: Box<str> = namespace_of(&event).into();
         let now = (self.clock)();
-        let timestamp = now.strftime("%Y-%m-%dT%H:%M:%SZ").to_string();
+        let timestamp = now.strftime(EVENT_TIME).to_string();
         let key = (event.involved_object.uid.clone(), event.reason, event.note.clone());
         if let Some(sent) = self.sent_events.get_mut(&key)
             && sent.first_sent.elapsed() < AGGREGATION_WINDOW
@@ -209,12 +212,7 @@ impl EventLoop {
             });
         }
         self.serial += 1;
-        // Named as in client-go: the object's name and the time. The serial number makes equal times
-        // distinct.
-        let unique = (now.as_nanosecond() as u64).wrapping_add(self.serial);
-        let name = format!("{}.{unique:x}", event.involved_object.name);
-        let body = body(&event, &namespace, &name, &timestamp);
-        let path = format!("/api/v1/namespaces/{namespace}/events");
+        let (name, request) = create_request(&event, &namespace, now, self.serial);
         let (first, written) = (Instant::now(), Instant::now());
         if self
             .sent_events
@@ -231,8 +229,40 @@ impl EventLoop {
                 self.sent_events.remove(&oldest);
             }
         }
-        Some(EventRequest { method: Method::POST, path, content_type: "application/json", body })
+        Some(request)
     }
+}
+
+/// Sends an event at once, without aggregation.
+pub(crate) async fn send_once(api: &ApiClient, metrics: &Metrics, event: &Event, now: jiff::Timestamp) {
+    let mut hasher = FnvHasher::default();
+    hasher.write(event.note.as_bytes());
+    let (_, request) = create_request(event, namespace_of(event), now, hasher.finish());
+    send(api, metrics, request).await;
+}
+
+/// Namespace of an event: that of its object, or `default` for a cluster-scoped object.
+fn namespace_of(event: &Event) -> &str {
+    match &*event.involved_object.namespace {
+        "" => "default",
+        namespace => namespace,
+    }
+}
+
+/// The name of a new event, and the request that creates it. The event is named as in client-go: the object's
+/// name and the time. The serial number, or a hash of the message, makes equal times distinct.
+fn create_request(
+    event: &Event,
+    namespace: &str,
+    now: jiff::Timestamp,
+    serial: u64,
+) -> (String, EventRequest) {
+    let timestamp = now.strftime(EVENT_TIME).to_string();
+    let unique = (now.as_nanosecond() as u64).wrapping_add(serial);
+    let name = format!("{}.{unique:x}", event.involved_object.name);
+    let body = body(event, namespace, &name, &timestamp);
+    let path = format!("/api/v1/namespaces/{namespace}/events");
+    (name, EventRequest { method: Method::POST, path, content_type: "application/json", body })
 }
 
 struct EventRequest {
@@ -274,7 +304,7 @@ fn body(event: &Event, namespace: &str, name: &str, timestamp: &str) -> serde_js
         "involvedObject": involved,
         "type": event.event_type.as_str(),
         "reason": event.reason,
-        "message": event.note,
+        "message": printable(&event.note),
         "source": {"component": event.component},
         "reportingComponent": event.component,
         "reportingInstance": "",
@@ -282,4 +312,28 @@ fn body(event: &Event, namespace: &str, name: &str, timestamp: &str) -> serde_js
         "lastTimestamp": timestamp,
         "count": 1,
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::OrphanReport;
+
+    #[test]
+    fn messages_are_one_line_without_control_and_format_characters() {
+        let event = Event {
+            involved_object: ObjectReference {
+                resource: OrphanReport::RESOURCE,
+                namespace: "ns".into(),
+                name: "n".into(),
+                uid: "u".into(),
+                resource_version: ResourceVersion::default(),
+            },
+            event_type: EventType::Normal,
+            reason: "OrphanDeleted",
+            note: "requested by a\u{1b}[2J\nb\u{202e}c".to_owned(),
+            component: "provisioner".into(),
+        };
+        assert_eq!(body(&event, "ns", "n.1", "")["message"], "requested by a [2J b c");
+    }
 }

@@ -11,6 +11,7 @@
 //! | [`index`] | secondary indexes of the cached kinds |
 //! | [`store`] | [`ObjectStore`] of one kind, [`Cache`] of all kinds |
 //! | [`writer`], [`events`], [`secrets`], [`deletion_freeze`], [`reflector`] | writes, reads and watches |
+//! | [`leader_election`] | one active process per Lease |
 //! | [`journal`] | CreateVolume requests that are written to ConfigMaps before they are sent to a driver |
 //!
 //! Controllers decide from the cache, and read live only before effects that need the current state. Watches,
@@ -24,6 +25,7 @@ pub mod deletion_freeze;
 pub mod events;
 pub mod index;
 pub mod journal;
+pub mod leader_election;
 pub mod metrics;
 pub mod objects;
 pub mod observer;
@@ -36,10 +38,11 @@ pub mod writer;
 pub use api::{ApiError, connect};
 pub use clock::{Clock, system_clock};
 pub use events::{Event, EventSink, EventType, ObjectReference};
-pub use journal::{Intent, IntentClass, Journal, JournalError};
+pub use journal::{Intent, IntentClass, IntentSecrets, Journal, JournalEntry, JournalError};
 pub use objects::{
     DecodeError, Kind, decode,
     orphan_report::{self, OrphanReport},
 };
+pub use secrets::{SecretError, SecretNamespaces, SecretReader};
 pub use store::{Cache, Change, Lookup, ObjectStore, cache};
 pub use writer::{Precondition, Writer};

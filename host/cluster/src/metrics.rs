@@ -1,5 +1,6 @@
 //! Metrics of this crate. Metrics with the meaning of client-go's have its names, so that dashboards work.
 
+use cofferdam_domain::DriverName;
 use prometheus_client::{
     encoding::EncodeLabelSet,
     metrics::{counter::Counter, family::Family, gauge::Gauge, histogram::Histogram},
@@ -31,6 +32,16 @@ struct OutcomeLabels {
     outcome: &'static str,
 }
 
+#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
+struct DriverLabels {
+    driver_name: String,
+}
+
+#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
+struct LeaseLabels {
+    name: String,
+}
+
 /// All metrics of the crate. Clones share them.
 #[derive(Clone, Debug)]
 pub struct Metrics {
@@ -39,10 +50,11 @@ pub struct Metrics {
     undecodable: Family<KindLabels, Counter>,
     events: Family<OutcomeLabels, Counter>,
     journal_commits: Counter,
-    journal_intents: Gauge,
+    journal_lost: Family<DriverLabels, Gauge>,
     /// 1 while volume deletion is frozen: this process detected a restore, or its cache has the restore
     /// marker.
     pub deletions_frozen: Gauge,
+    leader: Family<LeaseLabels, Gauge>,
     depth: Family<QueueLabels, Gauge>,
     adds: Family<QueueLabels, Counter>,
     retries: Family<QueueLabels, Counter>,
@@ -59,8 +71,9 @@ impl Default for Metrics {
             undecodable: Family::default(),
             events: Family::default(),
             journal_commits: Counter::default(),
-            journal_intents: Gauge::default(),
+            journal_lost: Family::default(),
             deletions_frozen: Gauge::default(),
+            leader: Family::default(),
             depth: Family::default(),
             adds: Family::default(),
             retries: Family::default(),
@@ -92,11 +105,20 @@ impl Metrics {
             m.events,
         );
         registry.register("cofferdam_journal_commits", "Commits of the intent journal", m.journal_commits);
-        registry.register("cofferdam_journal_intents", "Intents in the journal", m.journal_intents);
+        registry.register(
+            "cofferdam_journal_lost",
+            "1 while another process owns the intent journal of the driver, which this process owned before",
+            m.journal_lost,
+        );
         registry.register(
             "cofferdam_deletions_frozen",
             "1 while volume deletion is frozen because the cluster was restored from a backup",
             m.deletions_frozen,
+        );
+        registry.register(
+            "leader_election_master_status",
+            "1 if this process holds the lease, by the lease's name",
+            m.leader,
         );
         registry.register("workqueue_depth", "Queued keys", m.depth);
         registry.register("workqueue_adds", "Keys added", m.adds);
@@ -126,13 +148,18 @@ impl Metrics {
         self.journal_commits.inc();
     }
 
-    pub(crate) fn set_journal_intents(&self, intents: usize) {
-        self.journal_intents.set(i64::try_from(intents).unwrap_or(i64::MAX));
+    pub(crate) fn set_journal_owned(&self, driver: &DriverName, is_owned: bool) {
+        let labels = DriverLabels { driver_name: driver.to_string() };
+        self.journal_lost.get_or_create(&labels).set((!is_owned).into());
     }
 
     /// Number of successful writes of a journal ConfigMap, of all journals with these metrics.
     pub fn journal_commits(&self) -> u64 {
         self.journal_commits.get()
+    }
+
+    pub(crate) fn set_leader(&self, lease: &str, is_leader: bool) {
+        self.leader.get_or_create(&LeaseLabels { name: lease.to_owned() }).set(is_leader.into());
     }
 
     pub(crate) fn queue(&self, name: &'static str) -> QueueMetrics {

@@ -16,7 +16,7 @@ use tokio_util::sync::CancellationToken;
 
 pub use crate::api::Scope;
 use crate::{
-    api::{ApiClient, ApiError, ListPage},
+    api::{ApiClient, ApiError, ListPage, PageRequests},
     events::{Event, EventSink, EventType, ObjectReference},
     index::Indexed,
     metrics::Metrics,
@@ -26,8 +26,6 @@ use crate::{
     writer::Writer,
 };
 
-/// Objects per page of a list, as in client-go.
-const LIST_PAGE_SIZE: u32 = 500;
 /// `timeoutSeconds` of a watch. It is below kube-apiserver's default minimum of 30 minutes, because a
 /// restored cluster is detected before the next watch at the latest, and a dead connection at
 /// [`WATCH_DEADLINE`].
@@ -38,9 +36,6 @@ const WATCH_DEADLINE: Duration = Duration::from_secs(WATCH_SECONDS + 15);
 const MIN_WATCH_DURATION: Duration = Duration::from_secs(1);
 /// Timeout of one list page.
 const LIST_TIMEOUT: Duration = Duration::from_secs(60);
-/// Maximum size of a list page. 500 objects of the maximum object size would exceed it, but real objects are
-/// far smaller.
-const MAX_PAGE_BYTES: usize = 256 << 20;
 /// Maximum size of an incomplete watch event in bytes. It is well above the API server's limit of 1.5 MiB per
 /// object, because JSON escapes enlarge an object.
 const MAX_EVENT_BYTES: usize = 8 << 20;
@@ -211,35 +206,26 @@ impl<K: Indexed> Reflector<'_, K> {
         // Read before the request: a write during the list must not look like a rollback.
         let highest_seen = self.store.highest_version();
         let target = K::RESOURCE.plural;
+        let mut pages = PageRequests::new(self.api(), K::RESOURCE, &self.scope, target, LIST_TIMEOUT);
         let mut items: Vec<DecodeResult<K>> = Vec::new();
-        let mut continue_token: Option<String> = None;
         let mut version = None;
         loop {
-            let limit = LIST_PAGE_SIZE.to_string();
-            let token = continue_token.as_deref().map(|token| ("continue", token));
-            let path = self.path([("limit", limit.as_str())].into_iter().chain(token));
-            let body =
-                tokio::time::timeout(LIST_TIMEOUT, self.fetch_page(&path)).await.unwrap_or_else(|_| {
-                    let message = format!("no response within {LIST_TIMEOUT:?}");
-                    Err(ApiError::Unavailable { target: target.to_owned(), message })
-                });
-            let body = match body {
+            let body = match pages.read_next().await {
                 Ok(body) => body,
                 // The page token expired: restart the list at a newer version.
-                Err(error) if error.is_expired() && continue_token.is_some() => {
-                    (items, continue_token, version) = (Vec::new(), None, None);
+                Err(error) if error.is_expired() && pages.has_next() => {
+                    pages.restart();
+                    (items, version) = (Vec::new(), None);
                     continue;
                 }
                 Err(error) => return Err(error),
             };
-            let mut page: ListPage<'_> =
-                serde_json::from_slice(&body).map_err(|error| ApiError::invalid_response(target, error))?;
+            let page = pages.decode(&body)?;
             let page_version = page.version().map_err(|error| ApiError::invalid_response(target, error))?;
             // Later pages have the state of the first page.
             let version = *version.get_or_insert(page_version);
-            continue_token = page.take_continue_token();
             items.extend(page.items().filter_map(|item| self.decode(item)));
-            if continue_token.is_some() {
+            if pages.has_next() {
                 continue;
             }
             if let Err(restored) = RestoreDetected::check_version(K::RESOURCE.kind, highest_seen, version) {
@@ -254,12 +240,6 @@ impl<K: Indexed> Reflector<'_, K> {
     /// Path of the collection in the reflector's scope, with a query.
     fn path<'q>(&self, query: impl IntoIterator<Item = (&'q str, &'q str)>) -> String {
         self.scope.path(K::RESOURCE, query)
-    }
-
-    async fn fetch_page(&self, path: &str) -> Result<bytes::Bytes, ApiError> {
-        let response = self.api().open(path, K::RESOURCE.plural).await?;
-        let body = http_body_util::Limited::new(response.into_body(), MAX_PAGE_BYTES).collect().await;
-        Ok(body.map_err(|error| ApiError::unavailable(K::RESOURCE.plural, &*error))?.to_bytes())
     }
 
     fn api(&self) -> &ApiClient {

@@ -5,23 +5,21 @@
 //! the selected node; they test the object's uid and the removed value. Objects are never replaced as a
 //! whole, so fields that this build does not know are preserved.
 
-use std::sync::Arc;
+use std::{collections::BTreeMap, sync::Arc};
 
 use cofferdam_domain::{Uid, ids::ResourceVersion};
 use http::Method;
 use kube::core::params::{DeleteParams, Preconditions};
+use serde::Deserialize;
 use serde_json::{Value, json};
 
 pub use crate::store::CachedKind;
 use crate::{
-    api::{ApiClient, ApiError, ApiResource, JSON_PATCH_CONTENT_TYPE, ListPage, Scope},
+    api::{ApiClient, ApiError, ApiResource, JSON_PATCH_CONTENT_TYPE, PageRequests, REQUEST_TIMEOUT, Scope},
     metrics::Metrics,
     objects::{DecodeResult, Kind, decode},
     store::Cache,
 };
-
-/// Objects per page of a list, as in client-go.
-const LIST_PAGE_SIZE: &str = "500";
 
 /// Preconditions of a delete.
 #[derive(Clone, Debug, Default)]
@@ -52,6 +50,13 @@ impl Writer {
     /// A writer that updates `cache`. `client` must not retry.
     pub fn new(client: kube::Client, cache: Arc<Cache>, metrics: Metrics) -> Self {
         Self { api: ApiClient::new(client, metrics), cache }
+    }
+
+    /// The same writer with another maximum size of a list page in bytes, also for reflectors that use it. A
+    /// larger page is requested again with fewer objects. The default is 16 MiB.
+    #[must_use]
+    pub fn with_max_page_bytes(self, max_page_bytes: usize) -> Self {
+        Self { api: self.api.with_max_page_bytes(max_page_bytes), ..self }
     }
 
     /// The client, for requests that do not use the cache.
@@ -249,6 +254,38 @@ impl Writer {
         }
     }
 
+    /// Reads the uid and all annotations of an object from the API server; the cache keeps only those of
+    /// [`CACHED_ANNOTATIONS`](cofferdam_domain::names::CACHED_ANNOTATIONS). Returns `None` if the object does
+    /// not exist. The cache is not updated.
+    ///
+    /// # Errors
+    /// [`ApiError`]
+    pub async fn read_annotations<K: CachedKind>(
+        &self,
+        key: &K::Key,
+    ) -> Result<Option<(Uid, BTreeMap<String, String>)>, ApiError> {
+        #[derive(Deserialize)]
+        struct Object {
+            metadata: Metadata,
+        }
+        #[derive(Deserialize)]
+        struct Metadata {
+            uid: String,
+            annotations: Option<BTreeMap<String, String>>,
+        }
+        let (namespace, name) = K::key_parts(key);
+        let target = describe_target(K::RESOURCE, namespace, name);
+        let path = object_path(K::RESOURCE, namespace, name, PatchTarget::Object);
+        let response = match self.api.read(&path, &target).await {
+            Ok(response) => response,
+            Err(ApiError::NotFound(_)) => return Ok(None),
+            Err(error) => return Err(error),
+        };
+        let Object { metadata } =
+            serde_json::from_str(&response).map_err(|error| ApiError::invalid_response(&target, error))?;
+        Ok(Some((metadata.uid.into(), metadata.annotations.unwrap_or_default())))
+    }
+
     /// Lists the objects of a namespace from the API server and caches them.
     ///
     /// # Errors
@@ -269,25 +306,21 @@ impl Writer {
             None => format!("{}s", K::RESOURCE.kind),
         };
         let highest_seen = K::store(&self.cache).highest_version();
+        let mut pages = PageRequests::new(&self.api, K::RESOURCE, scope, &target, REQUEST_TIMEOUT);
         let mut objects = Vec::new();
-        let mut continue_token: Option<String> = None;
         loop {
-            let token = continue_token.as_deref().map(|token| ("continue", token));
-            let path = scope.path(K::RESOURCE, [("limit", LIST_PAGE_SIZE)].into_iter().chain(token));
-            let response = self.api.read(&path, &target).await?;
-            let mut page: ListPage<'_> = serde_json::from_str(&response)
-                .map_err(|error| ApiError::invalid_response(&target, error))?;
+            let body = pages.read_next().await?;
+            let page = pages.decode(&body)?;
             if let Ok(found) = page.version() {
                 self.cache.restore_detector.report_if_older(K::RESOURCE.kind, highest_seen, found);
             }
-            continue_token = page.take_continue_token();
             for item in page.items() {
                 let object = decode::object::<K>(item.get())
                     .map_err(|error| ApiError::invalid_response(&target, error))?;
                 K::store(&self.cache).apply(object.clone());
                 objects.push(object);
             }
-            if continue_token.is_none() {
+            if !pages.has_next() {
                 return Ok(objects);
             }
         }

@@ -6,10 +6,13 @@ mod common;
 
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
-use cofferdam_cluster::{Intent, IntentClass, Journal, JournalError, metrics::Metrics};
+use cofferdam_cluster::{
+    Intent, IntentClass, IntentSecrets, Journal, JournalError, journal, metrics::Metrics,
+};
 use cofferdam_domain::{
     ClaimKey, ReclaimPolicy, Uid,
     storage::{CapacityRange, CreateVolume},
+    volume::SecretRef,
 };
 use common::{FaultyApi, WriteFault, api, call, get};
 use http::{Method, StatusCode};
@@ -31,6 +34,7 @@ fn intent(uid: &str) -> Intent {
             mount_options: Vec::new(),
         },
         attributes_class: "".into(),
+        secrets: IntentSecrets::default(),
         request: CreateVolume {
             name: format!("pvc-{uid}"),
             capacity: CapacityRange { required: Some(1), limit: None },
@@ -41,6 +45,22 @@ fn intent(uid: &str) -> Intent {
             owner: None,
             source: None,
         },
+        recorded_at: None,
+        mended: None,
+    }
+}
+
+#[test]
+fn an_intent_without_secrets_is_that_of_older_versions() {
+    let secret = SecretRef { namespace: "ns".into(), name: "s".into() };
+    let secrets = IntentSecrets { node_stage: Some(secret), ..IntentSecrets::default() };
+    for (intent, expected) in [
+        (intent("a"), None),
+        (Intent { secrets, ..intent("a") }, Some(json!({"node_stage": {"namespace": "ns", "name": "s"}}))),
+    ] {
+        let encoded = serde_json::to_value(&intent).unwrap();
+        assert_eq!(encoded.get("secrets").cloned(), expected);
+        assert_eq!(serde_json::from_value::<Intent>(encoded).unwrap(), intent);
     }
 }
 
@@ -74,6 +94,7 @@ async fn a_written_intent_is_durable_and_survives_a_restart() {
     with_running(&first, async {
         let written = first.write(intent("a")).await.unwrap();
         assert_eq!(*written, intent("a"));
+        assert!(!first.is_recovered(&"a".into()), "no other process can have sent its request");
         assert_eq!(intent_keys(&get(&api, SHARD_PATH).await), ["a"]);
     })
     .await;
@@ -81,6 +102,7 @@ async fn a_written_intent_is_durable_and_survives_a_restart() {
     second.load().await.unwrap();
     assert_eq!(second.uids(), [Uid::from("a")]);
     assert_eq!(*second.get(&"a".into()).unwrap(), intent("a"));
+    assert!(second.is_recovered(&"a".into()), "the first process may have sent its request");
     with_running(&second, async {
         let mut other = intent("a");
         other.request.name = "another".to_owned();
@@ -166,6 +188,7 @@ async fn an_intent_of_another_process_takes_precedence() {
         assert_eq!(*first.write(intent("a")).await.unwrap(), other);
         first.write(intent("b")).await.unwrap();
         assert_eq!(first.wait_recovered().await, [Uid::from("a")]);
+        assert!(first.is_recovered(&"a".into()) && !first.is_recovered(&"b".into()));
     })
     .await;
     assert_eq!(intent_keys(&get(&api, SHARD_PATH).await), ["a", "b"]);
@@ -353,6 +376,9 @@ async fn each_node_has_its_own_journal() {
     let maps = get(&api, "/api/v1/namespaces/default/configmaps").await;
     let map = maps["items"].as_array().unwrap().iter();
     let map = map.clone().find(|map| map["metadata"]["annotations"]["cofferdam.dev/node"] == "n1").unwrap();
+    let annotations = [("cofferdam.dev/node".to_owned(), "n1".to_owned())].into();
+    let driver = journal::driver_of_config_map(map["metadata"]["name"].as_str().unwrap(), &annotations);
+    assert_eq!(driver, Some("drv".into()));
     let path = format!("/api/v1/namespaces/default/configmaps/{}", map["metadata"]["name"].as_str().unwrap());
     let foreign = json!({"data": {"b": serde_json::to_string(&intent_of("b", "n2")).unwrap()}});
     call(&api, Method::PATCH, &path, foreign).await;
@@ -364,4 +390,324 @@ async fn each_node_has_its_own_journal() {
         assert!(refused.contains("cannot decode"), "{refused}");
     })
     .await;
+}
+
+#[test]
+fn the_driver_of_a_config_map_follows_from_its_name() {
+    let of = |name: &str, node: Option<&str>| {
+        let annotations = node.map(|node| ("cofferdam.dev/node".to_owned(), node.to_owned()));
+        let driver = journal::driver_of_config_map(name, &annotations.into_iter().collect());
+        driver.map(|driver| driver.to_string())
+    };
+    let some = |driver: &str| Some(driver.to_owned());
+    assert_eq!(of("cofferdam-intents-a.b-c.d-0", None), some("a.b-c.d"));
+    assert_eq!(of("cofferdam-intents-drv-7", None), some("drv"));
+    for other in ["cofferdam-intents-drv-8", "cofferdam-intents-drv", "cofferdam-intents--0", "drv-0", ""] {
+        assert_eq!(of(other, None), None, "{other}");
+    }
+    assert_eq!(of("cofferdam-intents-drv.0000000000000000-0", Some("n1")), None, "another node");
+}
+
+/// The intent of the claim `a` with a mended request.
+fn mended() -> Intent {
+    let mut request = intent("a");
+    request.class.uid = "new-class".into();
+    request.request.capacity.required = Some(2);
+    Intent { mended: Some(Box::new(request)), ..intent("a") }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_mended_request_is_durable_and_survives_a_restart() {
+    let (api, metrics) = (api(), Metrics::default());
+    let wire = FaultyApi { delay: Duration::from_millis(10), ..FaultyApi::new(&api) };
+    let first = journal(&wire, &metrics);
+    first.load().await.unwrap();
+    with_running(&first, async {
+        first.write(intent("a")).await.unwrap();
+        let current = intent("a");
+        let replace = first.replace(&current, mended());
+        let read = async {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+            first.get(&"a".into()).unwrap()
+        };
+        let (replaced, meanwhile) = tokio::join!(replace, read);
+        assert_eq!((*replaced.unwrap()).clone(), mended());
+        assert_eq!(*meanwhile, intent("a"), "the request is not durable before the end of the commit");
+        assert_eq!(*first.get(&"a".into()).unwrap(), mended());
+    })
+    .await;
+    assert_eq!(intent_keys(&get(&api, SHARD_PATH).await), ["a"]);
+    let second = journal(&wire, &metrics);
+    second.load().await.unwrap();
+    with_running(&second, async {
+        assert_eq!(*second.get(&"a".into()).unwrap(), mended());
+        second.replace(&mended(), intent("a")).await.unwrap();
+        assert!(second.is_recovered(&"a".into()), "the first process may have sent the first request");
+        assert!(matches!(second.replace(&mended(), intent("a")).await, Err(JournalError::Unavailable(_))));
+        second.remove(&"a".into());
+        assert!(matches!(second.replace(&intent("a"), mended()).await, Err(JournalError::Unavailable(_))));
+    })
+    .await;
+    assert_eq!(intent_keys(&get(&api, SHARD_PATH).await), [""; 0]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_failed_replacement_keeps_what_the_config_map_has() {
+    let (api, metrics) = (api(), Metrics::default());
+    let wire = FaultyApi::new(&api);
+    let journal = journal(&wire, &metrics);
+    journal.load().await.unwrap();
+    with_running(&journal, async {
+        journal.write(intent("a")).await.unwrap();
+        let fail = |fault| wire.faults.lock().unwrap().push_back(fault);
+        fail(WriteFault::Refused(StatusCode::FORBIDDEN));
+        assert!(matches!(journal.replace(&intent("a"), mended()).await, Err(JournalError::Refused(_))));
+        assert_eq!(*journal.get(&"a".into()).unwrap(), intent("a"));
+        fail(WriteFault::ResponseLost);
+        assert!(matches!(journal.replace(&intent("a"), mended()).await, Err(JournalError::Unavailable(_))));
+        // The next commit reads the ConfigMap, and finds the mended request, which must not be lost.
+        assert!(matches!(journal.replace(&intent("a"), mended()).await, Err(JournalError::Unavailable(_))));
+        assert_eq!(*journal.get(&"a".into()).unwrap(), mended());
+        assert!(journal.wait_recovered().await.contains(&"a".into()));
+    })
+    .await;
+    let stored = get(&api, SHARD_PATH).await["data"]["a"].as_str().unwrap().to_owned();
+    assert_eq!(serde_json::from_str::<Intent>(&stored).unwrap(), mended());
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_replacement_yields_to_an_intent_of_another_process() {
+    let (api, metrics) = (api(), Metrics::default());
+    let wire = FaultyApi::new(&api);
+    let (first, second) = (journal(&wire, &metrics), journal(&wire, &metrics));
+    first.load().await.unwrap();
+    with_running(&first, async {
+        first.write(intent("a")).await.unwrap();
+        second.load().await.unwrap();
+        let other = Intent { attributes_class: "fast".into(), ..intent("a") };
+        with_running(&second, async { second.replace(&intent("a"), other.clone()).await.unwrap() }).await;
+        assert!(matches!(first.replace(&intent("a"), mended()).await, Err(JournalError::Unavailable(_))));
+        assert_eq!(*first.get(&"a".into()).unwrap(), other);
+    })
+    .await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_mended_request_counts_towards_the_size_limits() {
+    let (api, metrics) = (api(), Metrics::default());
+    let wire = FaultyApi::new(&api);
+    let journal = journal(&wire, &metrics);
+    journal.load().await.unwrap();
+    let padded = |uid: &str, bytes: usize| {
+        let mut intent = intent(uid);
+        intent.request.parameters.insert("padding".to_owned(), "x".repeat(bytes));
+        intent
+    };
+    let limit = 512 << 10;
+    with_running(&journal, async {
+        journal.write(intent("a")).await.unwrap();
+        journal.write(padded("b", limit - 1_500)).await.unwrap();
+        assert_eq!(
+            journal.replace(&intent("a"), mended_with(padded("a", 2_000))).await,
+            Err(JournalError::Full(2))
+        );
+        let too_large = journal.replace(&intent("a"), mended_with(padded("a", limit))).await;
+        assert!(matches!(too_large, Err(JournalError::Refused(_))), "{too_large:?}");
+        assert_eq!(*journal.get(&"a".into()).unwrap(), intent("a"));
+        journal.remove(&"b".into());
+        journal.replace(&intent("a"), mended_with(padded("a", 2_000))).await.unwrap();
+    })
+    .await;
+}
+
+fn mended_with(request: Intent) -> Intent {
+    Intent { mended: Some(Box::new(request)), ..intent("a") }
+}
+
+#[tokio::test(start_paused = true)]
+async fn intents_of_older_versions_are_read_and_contradictory_ones_are_kept() {
+    let (api, metrics) = (api(), Metrics::default());
+    let wire = FaultyApi::new(&api);
+    let older = serde_json::to_value(intent("a")).unwrap();
+    assert!(older.get("mended").is_none() && older.get("recorded_at").is_none(), "{older}");
+    let contradictory = |change: fn(&mut Intent)| {
+        let mut request = intent("b");
+        change(&mut request);
+        serde_json::to_string(&Intent { mended: Some(Box::new(request)), ..intent("b") }).unwrap()
+    };
+    let changes: [fn(&mut Intent); 4] = [
+        |request| request.claim_uid = "other".into(),
+        |request| request.driver = "other".into(),
+        |request| request.request.name = "other".to_owned(),
+        |request| request.mended = Some(Box::new(intent("b"))),
+    ];
+    for change in changes {
+        let data = json!({"a": older.to_string(), "b": contradictory(change)});
+        let page = json!({"metadata": {"name": "cofferdam-intents-drv-0"}, "data": data});
+        call(&api, Method::POST, "/api/v1/namespaces/default/configmaps", page).await;
+        let journal = journal(&wire, &metrics);
+        journal.load().await.unwrap();
+        assert_eq!(journal.uids(), [Uid::from("a")]);
+        assert_eq!(journal.intent_count(), 2, "an undecodable intent counts");
+        call(&api, Method::DELETE, SHARD_PATH, Value::Null).await;
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_age_of_an_intent_survives_a_restart() {
+    let (api, metrics) = (api(), Metrics::default());
+    let wire = FaultyApi::new(&api);
+    let at = |time: &str| time.parse::<jiff::Timestamp>().unwrap();
+    let (recorded, now) = (at("2026-06-03T12:00:00Z"), at("2026-06-03T12:20:00Z"));
+    let first = journal(&wire, &metrics);
+    first.load().await.unwrap();
+    with_running(&first, async {
+        first.write(Intent { recorded_at: Some(recorded), ..intent("a") }).await.unwrap();
+        first.write(intent("old")).await.unwrap();
+    })
+    .await;
+    let second = journal(&wire, &metrics);
+    second.load().await.unwrap();
+    tokio::time::advance(Duration::from_secs(5)).await;
+    let minutes = |minutes: u64| Duration::from_secs(60 * minutes);
+    assert_eq!(second.age(&"a".into(), now), Some(minutes(20)));
+    assert_eq!(second.age(&"a".into(), at("2026-06-03T11:00:00Z")), Some(minutes(0)), "a clock was set back");
+    assert_eq!(second.age(&"old".into(), now), Some(Duration::from_secs(5)), "since it was read");
+    assert_eq!(second.ages(now).into_iter().max(), Some(minutes(20)));
+    assert_eq!(second.age(&"b".into(), now), None);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_confirmation_is_removed_with_its_intent() {
+    let (api, metrics) = (api(), Metrics::default());
+    let wire = FaultyApi::new(&api);
+    let journal = journal(&wire, &metrics);
+    journal.load().await.unwrap();
+    with_running(&journal, async {
+        for uid in ["a", "b"] {
+            journal.write(intent(uid)).await.unwrap();
+            let annotations = json!({format!("cofferdam.dev/confirm-no-volume.{uid}"): "the array is gone"});
+            call(&api, Method::PATCH, SHARD_PATH, json!({"metadata": {"annotations": annotations}})).await;
+        }
+        let entry = journal.read_entry(&"a".into()).await.unwrap().unwrap();
+        let shard = get(&api, SHARD_PATH).await;
+        assert_eq!(entry.confirmation.as_deref(), Some("the array is gone"));
+        assert_eq!(*entry.config_map.name, *"cofferdam-intents-drv-0");
+        assert_eq!(entry.config_map.uid.as_str(), shard["metadata"]["uid"]);
+        journal.remove_confirmed(&"a".into());
+        journal.write(intent("a")).await.unwrap();
+        let entry = journal.read_entry(&"a".into()).await.unwrap().unwrap();
+        assert_eq!(entry.confirmation, None, "it does not apply to the next intent of the claim");
+        journal.remove_confirmed(&"a".into());
+        tokio::time::sleep(Duration::from_secs(1)).await;
+        assert_eq!(journal.read_entry(&"a".into()).await.unwrap(), None);
+    })
+    .await;
+    let shard = get(&api, SHARD_PATH).await;
+    assert_eq!(intent_keys(&shard), ["b"]);
+    let annotations = &shard["metadata"]["annotations"];
+    assert_eq!(annotations, &json!({"cofferdam.dev/confirm-no-volume.b": "the array is gone"}));
+}
+
+/// The time after which a process takes back a journal whose owner stands still, with its checks.
+const TAKEN_BACK: Duration = Duration::from_secs(90);
+
+#[tokio::test(start_paused = true)]
+async fn a_newer_process_takes_the_journal_and_the_older_one_waits() {
+    let (api, metrics) = (api(), Metrics::default());
+    let wire = FaultyApi::new(&api);
+    // Equal names: a process does not take the owner for itself because of its host name.
+    let named = || journal(&wire, &metrics).with_identity("host");
+    let (older, newer) = (named(), named());
+    older.load().await.unwrap();
+    newer.load().await.unwrap();
+    with_running(&older, async {
+        older.acquire().await.unwrap();
+        older.write(intent("a")).await.unwrap();
+        let stop = CancellationToken::new();
+        let (runner, token) = (newer.clone(), stop.clone());
+        let task = tokio::spawn(async move { runner.run(token).await });
+        newer.acquire().await.unwrap();
+        assert_eq!(*newer.get(&"a".into()).unwrap(), intent("a"), "the request of the older one is known");
+        assert!(newer.is_recovered(&"a".into()));
+        let refused = older.write(intent("b")).await.unwrap_err();
+        assert!(matches!(&refused, JournalError::Taken(owner) if owner.starts_with("host-")), "{refused}");
+        assert_eq!(older.acquire().await, Err(refused.clone()));
+        assert!(older.taken_by().is_some() && newer.taken_by().is_none());
+
+        newer.write(intent("c")).await.unwrap();
+
+        // The newer one renews while it has an intent.
+        for _ in 0..60 {
+            tokio::time::sleep(Duration::from_secs(10)).await;
+            assert_eq!(older.acquire().await, Err(refused.clone()));
+        }
+
+        // The newer one has ended: its intent is work, without a request of the older one.
+        task.abort();
+        assert!(task.await.unwrap_err().is_cancelled());
+        drop(stop);
+        tokio::time::sleep(TAKEN_BACK).await;
+        older.acquire().await.unwrap();
+        assert!(older.taken_by().is_none());
+        assert_eq!(older.wait_recovered().await, [Uid::from("c")]);
+    })
+    .await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn idle_processes_do_not_write() {
+    let (api, metrics) = (api(), Metrics::default());
+    let wire = FaultyApi::new(&api);
+    let (older, newer) = (journal(&wire, &metrics), journal(&wire, &metrics));
+    with_running(&older, async {
+        older.acquire().await.unwrap();
+        with_running(&newer, async {
+            newer.acquire().await.unwrap();
+            assert!(older.write(intent("a")).await.is_err());
+            let before = get(&api, SHARD_PATH).await;
+            tokio::time::sleep(Duration::from_secs(3600)).await;
+            assert_eq!(get(&api, SHARD_PATH).await, before);
+            assert!(older.taken_by().is_some());
+
+            // Work after an idle hour does not prove a standstill of an hour.
+            assert!(older.acquire().await.is_err());
+            tokio::time::sleep(Duration::from_secs(15)).await;
+            assert!(older.acquire().await.is_err());
+        })
+        .await;
+    })
+    .await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_process_that_waits_takes_the_journal_of_an_idle_owner_after_a_minute() {
+    let (api, metrics) = (api(), Metrics::default());
+    let wire = FaultyApi::new(&api);
+    let (older, newer) = (journal(&wire, &metrics), journal(&wire, &metrics));
+    with_running(&older, async {
+        older.acquire().await.unwrap();
+        newer.acquire().await.unwrap();
+        assert!(older.write(intent("a")).await.is_err());
+        let begin = tokio::time::Instant::now();
+        while older.acquire().await.is_err() {
+            tokio::time::sleep(Duration::from_secs(10)).await;
+        }
+        assert!((Duration::from_secs(60)..=TAKEN_BACK).contains(&begin.elapsed()), "{:?}", begin.elapsed());
+    })
+    .await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_unknown_result_of_a_take_is_not_ownership() {
+    let (api, metrics) = (api(), Metrics::default());
+    let wire = FaultyApi::new(&api);
+    let journal = journal(&wire, &metrics);
+    wire.faults.lock().unwrap().push_back(WriteFault::ResponseLost);
+    assert!(matches!(journal.acquire().await, Err(JournalError::Unavailable(_))));
+    let owner = |map: &Value| map["metadata"]["annotations"]["cofferdam.dev/journal-owner"].clone();
+    let lost = owner(&get(&api, SHARD_PATH).await);
+    journal.acquire().await.unwrap();
+    assert_ne!(owner(&get(&api, SHARD_PATH).await), lost, "each attempt has a random part of its own");
+    assert_eq!(journal.taken_by(), None);
 }

@@ -1,5 +1,5 @@
-//! Reflectors: paged lists, watches, lists after 410 Gone, restored clusters, and an optional kind that the
-//! API server does not serve at first.
+//! Reflectors: paged lists, lists of large objects, watches, lists after 410 Gone, restored clusters, and an
+//! optional kind that the API server does not serve at first.
 #![allow(clippy::unwrap_used, clippy::indexing_slicing, reason = "tests fail by panicking")]
 
 mod common;
@@ -13,8 +13,8 @@ use cofferdam_cluster::{
     reflector::{Scope, run_reflector},
     writer::CachedKind,
 };
-use cofferdam_domain::{Claim, ClaimKey, VolumeAttributesClass};
-use common::{FaultyApi, api, call};
+use cofferdam_domain::{Claim, ClaimKey, VolumeAttributesClass, names};
+use common::{FaultyApi, ListRequest, api, call};
 use http::Method;
 use serde_json::{Value, json};
 use tokio::{task::JoinHandle, time::Instant};
@@ -45,7 +45,11 @@ fn start_claim_reflector(wire: &FaultyApi) -> RunningReflector {
 }
 
 fn start_reflector<K: CachedKind>(wire: &FaultyApi) -> RunningReflector {
-    let (writer, metrics, stop) = (wire.writer(), Metrics::default(), CancellationToken::new());
+    start_reflector_with::<K>(wire.writer())
+}
+
+fn start_reflector_with<K: CachedKind>(writer: Writer) -> RunningReflector {
+    let (metrics, stop) = (Metrics::default(), CancellationToken::new());
     let clock = Arc::new(|| jiff::Timestamp::from_second(1_767_225_600).unwrap());
     let (events, event_loop) = EventSink::new(&writer, clock, metrics.clone());
     tokio::spawn(event_loop.run(stop.clone()));
@@ -67,13 +71,82 @@ async fn every_list_page_and_watch_event_is_applied() {
     claims.wait_synced().await;
     assert_eq!(claims.len(), 1203);
     call(&api, Method::POST, CLAIMS, claim("new")).await;
-    call(&api, Method::PATCH, &format!("{CLAIMS}/c0"), json!({"metadata": {"labels": {"a": "b"}}})).await;
+    let selected_node = json!({"metadata": {"annotations": {names::SELECTED_NODE: "n"}}});
+    call(&api, Method::PATCH, &format!("{CLAIMS}/c0"), selected_node).await;
     call(&api, Method::PATCH, &format!("{CLAIMS}/c1"), json!({"metadata": {"finalizers": null}})).await;
     call(&api, Method::DELETE, &format!("{CLAIMS}/c1"), Value::Null).await;
     tokio::time::sleep(SETTLE_TIME).await;
     assert!(matches!(claims.get(&key("new")), Lookup::Found(_)));
-    assert_eq!(claims.get(&key("c0")).into_object().unwrap().meta.labels.len(), 1);
+    assert_eq!(claims.get(&key("c0")).into_object().unwrap().selected_node(), Some("n"));
     assert!(claims.get(&key("c1")).is_missing());
+    reflector.stop.cancel();
+    assert_eq!(reflector.task.await.unwrap(), Ok(()));
+}
+
+/// A claim with labels of 20 KiB, which `metadata.managedFields` repeats.
+fn large_claim(name: &str) -> Value {
+    let labels: serde_json::Map<String, Value> =
+        (0..64).map(|n| (format!("{}/{n}", "a".repeat(250)), json!("v".repeat(63)))).collect();
+    let mut object = claim(name);
+    object["metadata"]["labels"] = labels.into();
+    object
+}
+
+/// A tenant creates claims that together exceed the maximum size of a list page many times. The list gets by
+/// with smaller pages, and the cache keeps nothing of the labels.
+#[tokio::test(start_paused = true)]
+async fn a_list_of_large_objects_is_read_in_smaller_pages() {
+    const MAX_PAGE_BYTES: usize = 1 << 20;
+    let api = api();
+    for n in 0..300 {
+        let (code, _) = call(&api, Method::POST, CLAIMS, large_claim(&format!("large-{n:03}"))).await;
+        assert!(code.is_success(), "{code}");
+    }
+    for n in 0..200 {
+        call(&api, Method::POST, CLAIMS, claim(&format!("small-{n:03}"))).await;
+    }
+    let wire = FaultyApi::new(&api);
+    let reflector = start_reflector_with::<Claim>(wire.writer().with_max_page_bytes(MAX_PAGE_BYTES));
+    let claims = &reflector.writer.cache().claims;
+    tokio::time::timeout(Duration::from_secs(60), claims.wait_synced()).await.unwrap();
+    assert_eq!(claims.len(), 500);
+    assert!(claims.list().iter().all(|claim| claim.meta.labels.is_empty()), "labels are not cached");
+
+    let lists = wire.lists.lock().unwrap().clone();
+    let (used, too_large): (Vec<ListRequest>, Vec<ListRequest>) =
+        lists.iter().partition(|list| list.bytes <= MAX_PAGE_BYTES);
+    let limits = |lists: &[ListRequest]| lists.iter().map(|list| list.limit).collect::<Vec<_>>();
+    assert_eq!(limits(&too_large), [500, 250, 125, 62, 31]);
+    // 300 large claims in 20 pages, then 200 small ones in pages that grow again.
+    assert_eq!(limits(&used), [vec![15; 21], vec![30, 60, 120]].concat());
+    assert_eq!(
+        limits(lists.get(..5).unwrap()),
+        limits(&too_large),
+        "the list continues, it does not restart"
+    );
+    reflector.stop.cancel();
+    assert_eq!(reflector.task.await.unwrap(), Ok(()));
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_object_above_the_page_limit_is_an_error_until_it_is_deleted() {
+    let api = api();
+    call(&api, Method::POST, CLAIMS, claim("a")).await;
+    call(&api, Method::POST, CLAIMS, large_claim("b")).await;
+    let writer = FaultyApi::new(&api).writer().with_max_page_bytes(16 << 10);
+    let error = writer.list_scope::<Claim>(&Scope::default()).await.unwrap_err();
+    let expected = "invalid response of the API server for PersistentVolumeClaims: \
+                    a PersistentVolumeClaim has more than 16384 bytes, the maximum of a list page";
+    assert_eq!(error.to_string(), expected);
+
+    let reflector = start_reflector_with::<Claim>(writer);
+    let claims = &reflector.writer.cache().claims;
+    tokio::time::sleep(Duration::from_secs(600)).await;
+    assert!(!claims.is_synced());
+    call(&api, Method::PATCH, &format!("{CLAIMS}/b"), json!({"metadata": {"finalizers": null}})).await;
+    call(&api, Method::DELETE, &format!("{CLAIMS}/b"), Value::Null).await;
+    claims.wait_synced().await;
+    assert!(matches!(claims.get(&key("a")), Lookup::Found(_)) && claims.len() == 1);
     reflector.stop.cancel();
     assert_eq!(reflector.task.await.unwrap(), Ok(()));
 }

@@ -113,6 +113,16 @@ pub(crate) enum RenderCommand {
         /// Name of the account
         #[arg(long, value_name = "NAME", default_value = "cofferdam")]
         service_account: String,
+
+        /// Namespace of the Secrets that StorageClasses and PersistentVolumes may name; repeat it for more;
+        /// * for every namespace. Pass the same to run [default: that of --namespace]
+        #[arg(long, value_name = "NAMESPACE", value_delimiter = ',')]
+        secret_namespaces: Vec<String>,
+
+        /// Secret that the account may read; repeat it for more. It replaces --secret-namespaces; without it,
+        /// the account of a driver on nodes reads no Secret
+        #[arg(long, value_name = "NAMESPACE/NAME", conflicts_with = "secret_namespaces")]
+        secret: Vec<String>,
     },
 }
 
@@ -134,7 +144,7 @@ pub(crate) enum DriverPlacementArg {
 #[derive(Debug, Args)]
 pub(crate) struct StatusFlags {
     #[command(flatten)]
-    pub(crate) connection: SettingFlags<ConnectionSelection>,
+    pub(crate) reports: ReportScopeFlags,
 
     /// Show only this driver
     #[arg(long, value_name = "NAME")]
@@ -172,7 +182,7 @@ pub(crate) enum OrphansCommand {
 #[derive(Debug, Args)]
 pub(crate) struct ListFlags {
     #[command(flatten)]
-    pub(crate) reports: ReportFlags,
+    pub(crate) reports: ReportScopeFlags,
 
     /// Show only this driver
     #[arg(long, value_name = "NAME")]
@@ -204,15 +214,26 @@ pub(crate) struct DeleteFlags {
     pub(crate) output: OutputFormat,
 }
 
-/// Flags that select the reports of a cluster.
+/// Flags that select the orphan reports of one namespace.
 #[derive(Debug, Default, Args)]
 pub(crate) struct ReportFlags {
     #[command(flatten)]
     pub(crate) connection: SettingFlags<ConnectionSelection>,
 
-    /// Namespace of the processes [default: every namespace]
+    /// Namespace of the processes [default: that of the kubeconfig's context, or the pod's]
     #[arg(long, value_name = "NAME", help_heading = "Cluster")]
     pub(crate) namespace: Option<String>,
+}
+
+/// Flags that select the orphan reports of one namespace or of all.
+#[derive(Debug, Default, Args)]
+pub(crate) struct ReportScopeFlags {
+    #[command(flatten)]
+    pub(crate) reports: ReportFlags,
+
+    /// Read the processes' ConfigMaps in all namespaces, also in those in which tenants can write some
+    #[arg(short = 'A', long, conflicts_with = "namespace", help_heading = "Cluster")]
+    pub(crate) all_namespaces: bool,
 }
 
 /// Output format.

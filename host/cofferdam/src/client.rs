@@ -3,9 +3,13 @@
 use std::path::{Path, PathBuf};
 
 use cofferdam_cluster::connect;
+use cofferdam_domain::text::escape_control_and_format;
 use kube::config::{KubeConfigOptions, Kubeconfig, KubeconfigError, LoadDataError};
 
 use crate::config::Configuration;
+
+/// Origin of the URL that `--master` sets without a kubeconfig, for output.
+const MASTER: &str = "--master";
 
 /// An error that prevents the creation of a client.
 #[derive(Debug, thiserror::Error)]
@@ -108,10 +112,19 @@ pub(crate) async fn connect(
     configuration: &Configuration,
     environment: &ClientEnvironment,
 ) -> Result<ClusterConnection, ClientError> {
+    let master = configuration.master.as_ref().map(|url| url.0.clone());
+    if let Some(url) = &master
+        && configuration.kubeconfig.is_none()
+        && environment.kubeconfig.is_none()
+    {
+        // As in client-go, the URL alone means a connection without credentials.
+        let namespace = configuration.namespace.as_ref().map_or("default", |label| &label.0).to_owned();
+        return build_connection(kube::Config::new(url.clone()), MASTER.to_owned(), namespace);
+    }
     let source = environment.choose_source(configuration.kubeconfig.as_deref())?;
     let options =
         KubeConfigOptions { context: configuration.context.clone(), ..KubeConfigOptions::default() };
-    let (client, origin) = match source {
+    let (mut client, origin) = match source {
         ClientConfigSource::InCluster => {
             let client =
                 kube::Config::incluster().map_err(|error| ClientError::InCluster(one_line(&error)))?;
@@ -129,6 +142,9 @@ pub(crate) async fn connect(
             (config_from_kubeconfig(read_kubeconfig_list(&value)?, &options, &origin).await?, origin)
         }
     };
+    if let Some(url) = master {
+        client.cluster_url = url;
+    }
     let configured_namespace = configuration.namespace.as_ref().map(|label| label.0.clone());
     let namespace = configured_namespace.unwrap_or_else(|| client.default_namespace.clone());
     build_connection(client, origin, namespace)
@@ -261,7 +277,8 @@ pub(crate) async fn connect_with_kubeconfig(
     build_connection(config, format!("kubeconfig {origin}"), namespace)
 }
 
-/// Formats an error and its sources in one line, each text once.
+/// Formats an error and its sources in one line, each text once, without control and format characters: the
+/// texts may be an API server's or a driver's.
 pub(crate) fn one_line(error: &dyn std::error::Error) -> String {
     let mut line = error.to_string();
     let mut cause = error.source();
@@ -272,7 +289,7 @@ pub(crate) fn one_line(error: &dyn std::error::Error) -> String {
         }
         cause = error.source();
     }
-    line.split_whitespace().collect::<Vec<_>>().join(" ")
+    escape_control_and_format(&line.split_whitespace().collect::<Vec<_>>().join(" "))
 }
 
 #[cfg(test)]

@@ -142,3 +142,13 @@ async fn an_unknown_context_is_reported_with_the_known_ones() {
     let error = config_from_kubeconfig(kubeconfig, &options, "/k").await.err().unwrap().to_string();
     assert_eq!(error, "kubeconfig /k has no context \"nope\": expected one of home, work");
 }
+
+#[test]
+fn an_error_line_has_no_control_and_format_characters() {
+    let error = ClientError::Client {
+        url: "https://h/\u{202e}".to_owned(),
+        problem: "Internal: a\u{1b}]52;c;x\u{7}\nb\u{9b}2J".to_owned(),
+    };
+    let line = "cannot create a client for https://h/\\u{202e}: Internal: a\\u{1b}]52;c;x\\u{7} b\\u{9b}2J";
+    assert_eq!(one_line(&error), line);
+}

@@ -200,6 +200,7 @@ pub(crate) fn backend_config(name: &str, section: &BackendSection) -> Result<Bac
         sha256: section.sha256,
         settings: section.settings.iter().map(|(key, value)| (key.clone(), value.0.clone())).collect(),
         secrets: read_secrets(name, section)?,
+        class_secrets: section.class_secrets,
         limits: section.limits.clone(),
         http: section.http.clone(),
         state: section.state.clone(),

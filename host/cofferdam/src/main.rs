@@ -7,10 +7,14 @@ mod commands;
 mod config;
 mod drivers;
 mod error;
+mod host_name;
+mod leader_election;
 mod logging;
 mod process_metrics;
+mod rights;
 mod roles;
 mod secret;
+mod sidecar;
 mod signals;
 mod style;
 mod supervisor;
@@ -20,7 +24,9 @@ mod wait;
 
 use std::{
     collections::HashMap,
+    ffi::OsString,
     io::{self, Write as _},
+    num::NonZeroUsize,
     process::ExitCode,
 };
 
@@ -29,7 +35,9 @@ use cli::{Cli, Command};
 use commands::{backend, dev, orphans, render, run, status};
 use config::ResolvedConfig;
 use error::CommandError;
+use sidecar::{Sidecar, SidecarCommand};
 use signals::ProcessOutcome;
+use style::TerminalText;
 use tokio::runtime::Runtime;
 
 /// The allocator of the program. jemalloc returns freed memory to the system after a burst of objects;
@@ -51,14 +59,22 @@ fn main() -> ExitCode {
     let environment: HashMap<String, String> = std::env::vars_os()
         .filter_map(|(name, value)| Some((name.into_string().ok()?, value.into_string().ok()?)))
         .collect();
-    match run_command(Cli::parse().command, &environment) {
+    let mut arguments = std::env::args_os();
+    let program = arguments.next().unwrap_or_default();
+    let sidecar = Sidecar::from_program(&program);
+    let result = match sidecar {
+        Some(sidecar) => run_sidecar(sidecar, arguments, &environment),
+        None => run_command(Cli::parse().command, &environment),
+    };
+    match result {
         Ok(ProcessOutcome::Drained) => ExitCode::SUCCESS,
         Ok(ProcessOutcome::Failed) => ExitCode::FAILURE,
         Ok(ProcessOutcome::Forced) => ExitCode::from(EXIT_CODE_SIGINT),
         Err(failure) => {
             let line = client::one_line(&failure);
+            let program = sidecar.map_or("cofferdam", Sidecar::program);
             // If stderr is closed, the error cannot be reported.
-            let _ = writeln!(io::stderr(), "cofferdam: {line}");
+            let _ = writeln!(io::stderr(), "{program}: {line}");
             ExitCode::from(failure.exit_code())
         }
     }
@@ -69,23 +85,50 @@ fn run_command(
     environment: &HashMap<String, String>,
 ) -> Result<ProcessOutcome, CommandError> {
     match command {
-        Command::Run(flags) => block_on(run::run(&flags, environment)),
-        Command::Dev(flags) => block_on(dev::run(&flags, environment)),
+        Command::Run(flags) => block_on(WORKER_THREADS, run::run(&flags, environment)),
+        Command::Dev(flags) => block_on(WORKER_THREADS, dev::run(&flags, environment)),
         Command::Status(flags) => run_and_print(status::run(flags, environment)),
         Command::Orphans(flags) => run_and_print(orphans::run(flags, environment)),
         Command::Backend(command) => run_and_print(backend::run(command, environment)),
-        Command::Render(command) => print(&render::render(&command)?),
+        Command::Render(command) => print(&TerminalText::from_lines(&render::render(&command)?)),
         Command::Config(flags) => print(&ResolvedConfig::for_cluster(&flags.values, environment)?.to_table()),
-        Command::Version => print(&version()),
+        Command::Version => print(&TerminalText::from_lines(&version())),
     }
+}
+
+/// Runs the role that replaces a sidecar, with the sidecar's command line.
+fn run_sidecar(
+    sidecar: Sidecar,
+    arguments: impl Iterator<Item = OsString>,
+    environment: &HashMap<String, String>,
+) -> Result<ProcessOutcome, CommandError> {
+    let command = sidecar::parse(sidecar, arguments, environment);
+    match command.map_err(|error| CommandError::Usage(Box::new(error)))? {
+        SidecarCommand::Run(sidecar_run) => {
+            block_on(worker_threads(&sidecar_run), run::run_sidecar(&sidecar_run, environment))
+        }
+        SidecarCommand::Version => {
+            let version = format!("{} {}\n", sidecar.program(), env!("CARGO_PKG_VERSION"));
+            print(&TerminalText::from_lines(&version))
+        }
+        SidecarCommand::Help => print(&TerminalText::from_lines(&sidecar::help(sidecar))),
+        SidecarCommand::Exit => Ok(ProcessOutcome::Drained),
+    }
+}
+
+/// Number of worker threads with the command line of a sidecar. The standard library's parallelism is within
+/// the CPU quota of the control group.
+fn worker_threads(sidecar_run: &sidecar::SidecarRun) -> usize {
+    let quota = std::thread::available_parallelism().map_or(WORKER_THREADS, NonZeroUsize::get);
+    if sidecar_run.limits_threads { WORKER_THREADS.min(quota) } else { WORKER_THREADS }
 }
 
 /// Runs a command and prints its text. A command that returns `false` ends with exit code 1.
 fn run_and_print(
-    command: impl Future<Output = Result<(String, bool), CommandError>>,
+    command: impl Future<Output = Result<(TerminalText, bool), CommandError>>,
 ) -> Result<ProcessOutcome, CommandError> {
     let mut has_succeeded = true;
-    block_on(async {
+    block_on(WORKER_THREADS, async {
         let (text, success) = command.await?;
         has_succeeded = success;
         print(&text)
@@ -103,10 +146,11 @@ fn version() -> String {
 }
 
 fn block_on(
+    worker_threads: usize,
     command: impl Future<Output = Result<ProcessOutcome, CommandError>>,
 ) -> Result<ProcessOutcome, CommandError> {
     let runtime = tokio::runtime::Builder::new_multi_thread()
-        .worker_threads(WORKER_THREADS)
+        .worker_threads(worker_threads)
         .thread_name("cofferdam")
         .enable_all()
         .build()
@@ -118,8 +162,8 @@ fn block_on(
 }
 
 /// Prints to stdout. A closed pipe, such as that of `head`, is no error.
-fn print(text: &str) -> Result<ProcessOutcome, CommandError> {
-    match io::stdout().write_all(text.as_bytes()) {
+fn print(text: &TerminalText) -> Result<ProcessOutcome, CommandError> {
+    match io::stdout().write_all(text.as_str().as_bytes()) {
         Err(error) if error.kind() != io::ErrorKind::BrokenPipe => Err(CommandError::Output(error)),
         Ok(()) | Err(_) => Ok(ProcessOutcome::Drained),
     }

@@ -10,19 +10,18 @@ use tokio::{sync::watch, task::JoinHandle};
 use tokio_util::sync::CancellationToken;
 
 use crate::{
-    config::HttpEndpoint,
     error::CommandError,
+    leader_election::LeaderElection,
     roles::{csi_server, node::RunningNodeRoles},
     signals::{ProcessOutcome, Signals},
-    telemetry::{TelemetryServer, TelemetryState},
+    telemetry::{RunningTelemetry, TelemetryEndpoint, TelemetryState},
 };
 
-/// Running roles, and the server of their health and metrics.
+/// Running roles, and the servers of their health and metrics.
 pub(crate) struct SupervisedProcess {
     roles: JoinHandle<Result<(), CommandError>>,
-    telemetry: Option<JoinHandle<()>>,
+    telemetry: RunningTelemetry,
     stop_roles: CancellationToken,
-    stop_telemetry: CancellationToken,
 }
 
 /// The work of a process.
@@ -30,6 +29,8 @@ pub(crate) struct SupervisedProcess {
 pub(crate) struct Workload {
     /// Roles that reconcile a cluster.
     pub(crate) controllers: Option<Arc<ControllerManager>>,
+    /// Leader election of these roles; `None` to run them at once.
+    pub(crate) leader_election: Option<LeaderElection>,
     /// Servers of CSI sockets, with the names of their drivers in the configuration.
     pub(crate) servers: Vec<(String, Server)>,
     /// Node roles.
@@ -40,20 +41,25 @@ impl Workload {
     /// Readiness of the controllers. Without controllers the process is always ready: the sockets of the
     /// CSI servers and of the role `node` are bound before the workload is created.
     fn readiness(&self) -> watch::Receiver<bool> {
-        match &self.controllers {
-            Some(controllers) => controllers.ready(),
-            None => watch::channel(true).1,
+        match (&self.leader_election, &self.controllers) {
+            (Some(election), _) => election.ready(),
+            (None, Some(controllers)) => controllers.ready(),
+            (None, None) => watch::channel(true).1,
         }
     }
 
     /// Runs until `stop`. If one part ends earlier, with or without an error, all others end too: a partly
     /// running process would look healthy and would not be restarted.
     async fn run(self, stop: CancellationToken) -> Result<(), CommandError> {
-        let Self { controllers, servers, node_roles } = self;
+        let Self { controllers, leader_election, servers, node_roles } = self;
         let roles = async {
-            match controllers {
-                Some(controllers) => controllers.run(stop.clone()).await?,
-                None => stop.cancelled().await,
+            match (controllers, leader_election) {
+                (Some(controllers), Some(election)) => {
+                    let work = async { Ok(controllers.run(stop.clone()).await?) };
+                    election.lead(&stop, controllers.ready(), work).await?;
+                }
+                (Some(controllers), None) => controllers.run(stop.clone()).await?,
+                (None, _) => stop.cancelled().await,
             }
             if stop.is_cancelled() { Ok(()) } else { Err(CommandError::RolesStopped) }
         };
@@ -69,34 +75,26 @@ impl Workload {
     }
 }
 
-/// Starts the roles, and the telemetry server if there is an endpoint.
+/// Starts the roles, and a telemetry server for each endpoint.
 ///
 /// # Errors
 /// [`CommandError::Listen`]
 pub(crate) async fn start(
     workload: Workload,
     registry: Registry,
-    endpoint: Option<&HttpEndpoint>,
+    endpoints: &[TelemetryEndpoint],
 ) -> Result<SupervisedProcess, CommandError> {
-    let (stop_roles, stop_telemetry) = (CancellationToken::new(), CancellationToken::new());
-    let telemetry = match endpoint {
-        None => None,
-        Some(endpoint) => {
-            let server = TelemetryServer::bind(endpoint).await?;
-            if let Some(address) = server.address() {
-                tracing::info!(%address, "serving /healthz, /readyz and /metrics");
-            }
-            let state = TelemetryState {
-                registry: Arc::new(registry),
-                ready: workload.readiness(),
-                health: workload.node_roles.as_ref().map(RunningNodeRoles::health),
-                stopping: stop_roles.clone(),
-            };
-            Some(tokio::spawn(server.serve(state, stop_telemetry.clone())))
-        }
+    let stop_roles = CancellationToken::new();
+    let state = TelemetryState {
+        registry: Arc::new(registry),
+        ready: workload.readiness(),
+        health: workload.node_roles.as_ref().map(RunningNodeRoles::health),
+        leader_election: workload.leader_election.as_ref().map(LeaderElection::health),
+        stopping: stop_roles.clone(),
     };
+    let telemetry = RunningTelemetry::start(endpoints, state).await?;
     let roles = tokio::spawn(workload.run(stop_roles.clone()));
-    Ok(SupervisedProcess { roles, telemetry, stop_roles, stop_telemetry })
+    Ok(SupervisedProcess { roles, telemetry, stop_roles })
 }
 
 impl SupervisedProcess {
@@ -118,7 +116,7 @@ impl SupervisedProcess {
                 return Err(failure);
             }
             exit = &mut self.roles => {
-                self.shutdown_telemetry().await;
+                self.telemetry.stop().await;
                 return Err(early_exit_error(exit));
             }
             name = signals.next() => name,
@@ -143,7 +141,7 @@ impl SupervisedProcess {
     }
 
     /// Starts no new work, waits until the roles have finished in-flight calls and flushed journals and
-    /// events, or until the timeout, and stops the telemetry server.
+    /// events, or until the timeout, and stops the telemetry servers.
     ///
     /// # Errors
     /// [`CommandError::DrainTimeout`], the error of the roles, or [`CommandError::RolesStopped`] if they
@@ -151,7 +149,7 @@ impl SupervisedProcess {
     pub(crate) async fn drain(mut self, timeout: Duration) -> Result<ProcessOutcome, CommandError> {
         self.stop_roles.cancel();
         let exit = tokio::time::timeout(timeout, &mut self.roles).await;
-        self.shutdown_telemetry().await;
+        self.telemetry.stop().await;
         match exit {
             Err(_) => Err(CommandError::DrainTimeout(timeout)),
             Ok(Ok(result)) => result.map(|()| ProcessOutcome::Drained),
@@ -166,15 +164,6 @@ impl SupervisedProcess {
     pub(crate) async fn drain_after_failure(self, timeout: Duration) {
         if let Err(error) = self.drain(timeout).await {
             tracing::warn!(error = %error, "draining failed");
-        }
-    }
-
-    async fn shutdown_telemetry(&mut self) {
-        self.stop_telemetry.cancel();
-        if let Some(task) = self.telemetry.take()
-            && let Err(panicked) = task.await
-        {
-            tracing::error!(%panicked, "the telemetry task panicked");
         }
     }
 }

@@ -6,7 +6,7 @@ use super::*;
 
 /// Runs work that is not stopped, and returns its error.
 async fn run_to_early_exit(workload: Workload) -> String {
-    let running = start(workload, Registry::default(), None).await.unwrap();
+    let running = start(workload, Registry::default(), &[]).await.unwrap();
     let SupervisedProcess { roles, .. } = running;
     early_exit_error(roles.await).to_string()
 }

@@ -1,30 +1,36 @@
-//! `/healthz`, `/readyz` and `/metrics` on one port.
+//! Health and metrics of a process over HTTP: `/healthz`, `/healthz/leader-election`, `/readyz` and
+//! `/metrics`.
 
-use std::{convert::Infallible, io, net::SocketAddr, sync::Arc, time::Duration};
+mod connections;
+mod endpoints;
 
-use futures::future::BoxFuture;
+use std::{
+    io,
+    net::{IpAddr, SocketAddr},
+    pin::pin,
+    sync::Arc,
+    time::Duration,
+};
+
+use futures::{Stream, StreamExt as _, future::BoxFuture, stream};
 use http::{HeaderValue, Method, Request, Response, StatusCode, header};
 use http_body_util::Full;
 use hyper::body::Bytes;
-use hyper_util::rt::{TokioIo, TokioTimer};
 use prometheus_client::registry::Registry;
 use tokio::{
-    net::TcpListener,
-    sync::{Semaphore, watch},
+    io::{AsyncRead, AsyncWrite},
+    net::{TcpListener, TcpStream},
+    sync::watch,
     task::JoinSet,
 };
 use tokio_util::sync::CancellationToken;
 
-use crate::config::HttpEndpoint;
+use connections::{ConnectionTable, serve_connection};
+pub(crate) use endpoints::{Pages, TelemetryEndpoint, endpoints};
 
-/// Maximum concurrent connections. Prometheus and kubelet need two; further ones wait in the kernel's
-/// backlog.
-const MAX_CONNECTIONS: usize = 32;
-/// Timeout of a request's headers, so that idle clients do not keep connections.
-const HEADER_READ_TIMEOUT: Duration = Duration::from_secs(10);
 /// Delay after a failed accept, whose usual cause is that there are no free file descriptors.
 const ACCEPT_RETRY_DELAY: Duration = Duration::from_millis(100);
-/// Content type of `/metrics`: the OpenMetrics text format, which the encoder writes.
+/// Content type of the metrics: the OpenMetrics text format, which the encoder writes.
 const OPEN_METRICS: HeaderValue =
     HeaderValue::from_static("application/openmetrics-text; version=1.0.0; charset=utf-8");
 const PLAIN_TEXT: HeaderValue = HeaderValue::from_static("text/plain; charset=utf-8");
@@ -37,8 +43,8 @@ pub(crate) struct ListenError {
     source: io::Error,
 }
 
-/// A failed health check. The text is the response of `/healthz`.
-#[derive(Debug, thiserror::Error)]
+/// A failed health check. The text is the response.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{0}")]
 pub(crate) struct Unhealthy(pub(crate) String);
 
@@ -46,7 +52,11 @@ pub(crate) struct Unhealthy(pub(crate) String);
 /// and with the role `liveness` the driver; with neither role it succeeds.
 pub(crate) type HealthCheck = Arc<dyn Fn() -> BoxFuture<'static, Result<(), Unhealthy>> + Send + Sync>;
 
-/// State that the endpoints report.
+/// Checks the leader election that `/healthz/leader-election` reports. It fails if this process leads and has
+/// not renewed a Lease for too long.
+pub(crate) type LeaderElectionHealth = Arc<dyn Fn() -> Result<(), Unhealthy> + Send + Sync>;
+
+/// State that the pages report.
 #[derive(Clone)]
 pub(crate) struct TelemetryState {
     /// Metrics.
@@ -54,82 +64,111 @@ pub(crate) struct TelemetryState {
     /// Readiness: the caches are synced and the controllers run. Always true in a process without
     /// controllers.
     pub(crate) ready: watch::Receiver<bool>,
-    /// The check of `GET /healthz`; without a check, `GET /healthz` returns 200. `HEAD /healthz` always
-    /// returns 200 and runs no check.
+    /// The check of `/healthz`; without a check, `/healthz` returns 200.
     pub(crate) health: Option<HealthCheck>,
+    /// The check of `/healthz/leader-election`; without leader election, that page returns 200.
+    pub(crate) leader_election: Option<LeaderElectionHealth>,
     /// Cancelled when the process starts to drain; then `/readyz` returns 503.
     pub(crate) stopping: CancellationToken,
 }
 
-/// The HTTP server of the endpoints, bound to its address.
-#[derive(Debug)]
-pub(crate) struct TelemetryServer {
-    listener: TcpListener,
+impl TelemetryState {
+    async fn check_health(&self) -> Result<(), Unhealthy> {
+        match &self.health {
+            Some(health) => health().await,
+            None => Ok(()),
+        }
+    }
+
+    fn check_leader_election(&self) -> Result<(), Unhealthy> {
+        self.leader_election.as_ref().map_or(Ok(()), |check| check())
+    }
 }
 
-impl TelemetryServer {
-    /// Binds the address of the endpoint. An endpoint without a host means every address of the machine: of
-    /// IPv4 and, if the machine has it, of IPv6.
+/// The running telemetry servers of a process.
+#[derive(Debug)]
+pub(crate) struct RunningTelemetry {
+    servers: JoinSet<()>,
+    stop: CancellationToken,
+}
+
+impl RunningTelemetry {
+    /// Binds the addresses and starts to serve.
     ///
     /// # Errors
     /// [`ListenError`] with the address.
-    pub(crate) async fn bind(endpoint: &HttpEndpoint) -> Result<Self, ListenError> {
-        let bound = match &endpoint.host {
-            Some(host) => TcpListener::bind((host.as_str(), endpoint.port)).await,
-            None => match TcpListener::bind(("::", endpoint.port)).await {
-                Ok(listener) => Ok(listener),
-                Err(error) if error.kind() == io::ErrorKind::AddrInUse => Err(error),
-                Err(_) => TcpListener::bind(("0.0.0.0", endpoint.port)).await,
-            },
-        };
-        let listener = bound.map_err(|source| ListenError { address: endpoint.to_string(), source })?;
-        Ok(Self { listener })
+    pub(crate) async fn start(
+        endpoints: &[TelemetryEndpoint],
+        state: TelemetryState,
+    ) -> Result<Self, ListenError> {
+        let (mut servers, stop) = (JoinSet::new(), CancellationToken::new());
+        for endpoint in endpoints {
+            let server = TelemetryServer::bind(endpoint).await?;
+            if let Some(address) = server.address() {
+                tracing::info!(%address, "serving {}", endpoint.pages);
+            }
+            servers.spawn(server.serve(state.clone(), stop.clone()));
+        }
+        Ok(Self { servers, stop })
     }
 
-    /// The bound address.
-    pub(crate) fn address(&self) -> Option<SocketAddr> {
-        self.listener.local_addr().ok()
-    }
-
-    /// Serves until `stop` is cancelled. The caller cancels `stop` after the drain, so that `/metrics` shows
-    /// the progress of the drain.
-    pub(crate) async fn serve(self, state: TelemetryState, stop: CancellationToken) {
-        let permits = Arc::new(Semaphore::new(MAX_CONNECTIONS));
-        let mut connections = JoinSet::new();
-        loop {
-            let accepted = tokio::select! {
-                () = stop.cancelled() => return,
-                Some(_) = connections.join_next() => continue,
-                accepted = accept(&self.listener, &permits) => accepted,
-            };
-            let Some((stream, permit)) = accepted else { return };
-            let state = state.clone();
-            connections.spawn(async move {
-                let service = hyper::service::service_fn(|request| {
-                    let state = &state;
-                    async move { Ok::<_, Infallible>(handle_request(state, &request).await) }
-                });
-                let connection = hyper::server::conn::http1::Builder::new()
-                    .timer(TokioTimer::new())
-                    .header_read_timeout(HEADER_READ_TIMEOUT)
-                    .serve_connection(TokioIo::new(stream), service);
-                if let Err(error) = connection.await {
-                    tracing::debug!(%error, "a telemetry connection ended early");
-                }
-                drop(permit);
-            });
+    /// Stops the servers. The caller does so after the drain, so that the metrics show the progress of the
+    /// drain.
+    pub(crate) async fn stop(&mut self) {
+        self.stop.cancel();
+        while let Some(ended) = self.servers.join_next().await {
+            if let Err(panicked) = ended {
+                tracing::error!(%panicked, "the telemetry task panicked");
+            }
         }
     }
 }
 
-async fn accept(
-    listener: &TcpListener,
-    permits: &Arc<Semaphore>,
-) -> Option<(tokio::net::TcpStream, tokio::sync::OwnedSemaphorePermit)> {
-    let permit = Arc::clone(permits).acquire_owned().await.ok()?;
+/// An HTTP server, bound to its address.
+#[derive(Debug)]
+struct TelemetryServer {
+    listener: TcpListener,
+    pages: Pages,
+}
+
+impl TelemetryServer {
+    /// Binds the address of the endpoint. An address without a host means every address of the machine: of
+    /// IPv4 and, if the machine has it, of IPv6.
+    ///
+    /// # Errors
+    /// [`ListenError`] with the address.
+    async fn bind(endpoint: &TelemetryEndpoint) -> Result<Self, ListenError> {
+        let TelemetryEndpoint { address, pages } = endpoint;
+        let bound = match &address.host {
+            Some(host) => TcpListener::bind((host.as_str(), address.port)).await,
+            None => match TcpListener::bind(("::", address.port)).await {
+                Ok(listener) => Ok(listener),
+                Err(error) if error.kind() == io::ErrorKind::AddrInUse => Err(error),
+                Err(_) => TcpListener::bind(("0.0.0.0", address.port)).await,
+            },
+        };
+        let listener = bound.map_err(|source| ListenError { address: address.to_string(), source })?;
+        Ok(Self { listener, pages: pages.clone() })
+    }
+
+    /// The bound address.
+    fn address(&self) -> Option<SocketAddr> {
+        self.listener.local_addr().ok()
+    }
+
+    /// Serves until `stop` is cancelled.
+    async fn serve(self, state: TelemetryState, stop: CancellationToken) {
+        let Self { listener, pages } = self;
+        let incoming =
+            stream::unfold(listener, |listener| async move { Some((accept(&listener).await, listener)) });
+        serve_connections(incoming, pages, state, stop).await;
+    }
+}
+
+async fn accept(listener: &TcpListener) -> (TcpStream, IpAddr) {
     loop {
         match listener.accept().await {
-            Ok((stream, _)) => return Some((stream, permit)),
+            Ok((stream, peer)) => return (stream, peer.ip()),
             Err(error) => {
                 tracing::warn!(%error, "cannot accept a telemetry connection");
                 tokio::time::sleep(ACCEPT_RETRY_DELAY).await;
@@ -138,34 +177,64 @@ async fn accept(
     }
 }
 
-async fn handle_request<B>(state: &TelemetryState, request: &Request<B>) -> Response<Full<Bytes>> {
-    let is_health_request = request.uri().path() == "/healthz" && *request.method() == Method::GET;
-    match state.health.as_ref().filter(|_| is_health_request) {
-        None => respond(state, request),
-        Some(health) => match health().await {
-            Ok(()) => text_response(StatusCode::OK, "ok\n"),
-            Err(problem) => text_response(StatusCode::INTERNAL_SERVER_ERROR, &format!("{problem}\n")),
-        },
+/// Serves connections, each with the address of its peer, until `stop` is cancelled.
+async fn serve_connections<S>(
+    incoming: impl Stream<Item = (S, IpAddr)>,
+    pages: Pages,
+    state: TelemetryState,
+    stop: CancellationToken,
+) where
+    S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
+{
+    let mut incoming = pin!(incoming);
+    let mut connections = ConnectionTable::default();
+    loop {
+        let (stream, peer) = tokio::select! {
+            () = stop.cancelled() => return,
+            Some(()) = connections.next_end() => continue,
+            Some(accepted) = incoming.next() => accepted,
+        };
+        let (pages, state) = (pages.clone(), state.clone());
+        connections.add(peer, async move {
+            serve_connection(stream, |request| {
+                let (pages, state) = (&pages, &state);
+                async move { respond(pages, state, &request).await }
+            })
+            .await;
+        });
     }
 }
 
-fn respond<B>(state: &TelemetryState, request: &Request<B>) -> Response<Full<Bytes>> {
+async fn respond<B>(pages: &Pages, state: &TelemetryState, request: &Request<B>) -> Response<Full<Bytes>> {
     if !matches!(*request.method(), Method::GET | Method::HEAD) {
         let mut response = text_response(StatusCode::METHOD_NOT_ALLOWED, "expected GET\n");
         response.headers_mut().insert(header::ALLOW, HeaderValue::from_static("GET, HEAD"));
         return response;
     }
+    // Hyper omits the body of a response to HEAD.
     match request.uri().path() {
-        "/healthz" => text_response(StatusCode::OK, "ok\n"),
-        "/readyz" if state.stopping.is_cancelled() => {
-            text_response(StatusCode::SERVICE_UNAVAILABLE, "stopping\n")
-        }
-        "/readyz" if *state.ready.borrow() => text_response(StatusCode::OK, "ok\n"),
-        "/readyz" => {
-            text_response(StatusCode::SERVICE_UNAVAILABLE, "caches: not synced\nroles: not started\n")
-        }
-        "/metrics" => metrics_response(&state.registry),
-        _ => text_response(StatusCode::NOT_FOUND, "expected /healthz, /readyz or /metrics\n"),
+        "/healthz" if pages.has_health() => health_response(state.check_health().await),
+        "/healthz/leader-election" if pages.has_health() => health_response(state.check_leader_election()),
+        "/readyz" if pages.has_health() => readiness_response(state),
+        path if pages.has_metrics_at(path) => metrics_response(&state.registry),
+        _ => text_response(StatusCode::NOT_FOUND, &format!("no such page: expected {pages}\n")),
+    }
+}
+
+fn health_response(checked: Result<(), Unhealthy>) -> Response<Full<Bytes>> {
+    match checked {
+        Ok(()) => text_response(StatusCode::OK, "ok\n"),
+        Err(problem) => text_response(StatusCode::INTERNAL_SERVER_ERROR, &format!("{problem}\n")),
+    }
+}
+
+fn readiness_response(state: &TelemetryState) -> Response<Full<Bytes>> {
+    if state.stopping.is_cancelled() {
+        text_response(StatusCode::SERVICE_UNAVAILABLE, "stopping\n")
+    } else if *state.ready.borrow() {
+        text_response(StatusCode::OK, "ok\n")
+    } else {
+        text_response(StatusCode::SERVICE_UNAVAILABLE, "caches: not synced\nroles: not started\n")
     }
 }
 

@@ -1,13 +1,20 @@
 //! Tests of the built binary with an existing CSI driver, which the test serves on a unix socket.
-#![expect(clippy::unwrap_used, reason = "a test fails by panicking, also in what its functions share")]
+#![expect(
+    clippy::unwrap_used,
+    clippy::indexing_slicing,
+    reason = "a test fails by panicking, also in what its functions share"
+)]
 
 use std::{
     collections::BTreeMap,
-    path::PathBuf,
-    process::{Command, Stdio},
+    net::{Ipv4Addr, SocketAddr},
+    path::{Path, PathBuf},
+    process::{Child, Command, Stdio},
     sync::{Arc, Mutex},
+    time::Duration,
 };
 
+use cofferdam_apiserver::{ApiServer, Options, ServeOptions};
 use cofferdam_csi::v1::{
     self,
     controller_server::{Controller, ControllerServer},
@@ -263,4 +270,166 @@ async fn component_flags_are_rejected_for_csi_sockets() {
     let (code, text) = running.cofferdam(&arguments).await;
     assert_eq!(code, Some(1), "{text}");
     assert!(text.contains("the driver is existing.example; expected other.example"), "{text}");
+}
+
+/// A process under the name of a sidecar. It is killed at the end of its test.
+struct SidecarProcess(Child);
+
+impl Drop for SidecarProcess {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// The program under the name of a sidecar, as in the image of the sidecar.
+fn sidecar(directory: &Path, program: &str, arguments: &[&str]) -> Command {
+    let path = directory.join(program);
+    if !path.exists() {
+        std::os::unix::fs::symlink(env!("CARGO_BIN_EXE_cofferdam"), &path).unwrap();
+    }
+    let mut command = Command::new(path);
+    command.args(arguments).env_clear().stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
+    command.env("HOME", directory).env("TMPDIR", directory);
+    command
+}
+
+/// Exit code, stdout and stderr of a sidecar that exits by itself.
+fn run_sidecar(directory: &Path, program: &str, arguments: &[&str]) -> (Option<i32>, String, String) {
+    let mut command = sidecar(directory, program, arguments);
+    let output = command.stdout(Stdio::piped()).stderr(Stdio::piped()).output().unwrap();
+    let text = |bytes| String::from_utf8(bytes).unwrap();
+    (output.status.code(), text(output.stdout), text(output.stderr))
+}
+
+#[test]
+fn the_program_has_the_command_line_of_the_sidecar_of_its_name() {
+    let directory = TempDir::new().unwrap();
+    let run = |program: &str, arguments: &[&str]| run_sidecar(directory.path(), program, arguments);
+    let probe = ["--kubelet-registration-path=/p/csi.sock", "--mode=kubelet-registration-probe"];
+    assert_eq!(run("csi-node-driver-registrar", &probe), (Some(0), String::new(), String::new()));
+    let (code, stdout, _) = run("csi-attacher", &["-version"]);
+    assert_eq!((code, stdout.trim_end()), (Some(0), concat!("csi-attacher ", env!("CARGO_PKG_VERSION"))));
+    let (code, stdout, _) = run("livenessprobe", &["--help"]);
+    assert_eq!(code, Some(0));
+    assert!(stdout.contains("--probe-timeout [default: 3s]"), "{stdout}");
+    let (code, _, stderr) = run("csi-resizer", &["--resync=1m"]);
+    let expected = "csi-resizer: flag provided but not defined: --resync: expected a flag of csi-resizer, as \
+                    --help lists them\n";
+    assert_eq!((code, stderr.as_str()), (Some(2), expected));
+    let (code, _, stderr) =
+        run("csi-provisioner", &["--leader-election", "--leader-election-renew-deadline=1m"]);
+    assert_eq!(code, Some(1));
+    assert!(
+        stderr.contains("the lease duration is 15s: expected more than the renew deadline, 60s"),
+        "{stderr}"
+    );
+}
+
+/// Waits until the object at a path matches, and returns it.
+async fn wait_for(
+    api: &ApiServer,
+    path: &str,
+    matches: impl Fn(&serde_json::Value) -> bool,
+) -> serde_json::Value {
+    let client = kube::Client::new(api.service(), "default");
+    let poll = async {
+        loop {
+            let request = http::Request::get(path).body(Vec::new()).unwrap();
+            if let Ok(object) = client.request::<serde_json::Value>(request).await
+                && matches(&object)
+            {
+                return object;
+            }
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
+    };
+    tokio::time::timeout(Duration::from_secs(60), poll).await.unwrap()
+}
+
+async fn create(api: &ApiServer, path: &str, object: serde_json::Value) {
+    let client = kube::Client::new(api.service(), "default");
+    let request = http::Request::post(path).body(object.to_string().into_bytes()).unwrap();
+    client.request::<serde_json::Value>(request).await.unwrap();
+}
+
+const LEASE: &str = "/apis/coordination.k8s.io/v1/namespaces/storage/leases/existing-example";
+
+/// Creates a claim that asks for a volume of the driver, with a UID that its name determines.
+async fn create_claim(api: &ApiServer, name: &str) {
+    let claim = serde_json::json!({
+        "apiVersion": "v1", "kind": "PersistentVolumeClaim",
+        "metadata": {"name": name, "annotations": {"volume.kubernetes.io/storage-provisioner": NAME}},
+        "spec": {
+            "storageClassName": "gold", "accessModes": ["ReadOnlyMany"],
+            "resources": {"requests": {"storage": "1Gi"}},
+        },
+    });
+    create(api, "/api/v1/namespaces/default/persistentvolumeclaims", claim).await;
+}
+
+/// Waits for the PersistentVolume of a claim.
+async fn wait_for_volume(api: &ApiServer, claim: &str) -> serde_json::Value {
+    let of_claim = |volume: &serde_json::Value| volume["spec"]["claimRef"]["name"] == claim;
+    let list = wait_for(api, "/api/v1/persistentvolumes", |list| {
+        list["items"].as_array().is_some_and(|items| items.iter().any(of_claim))
+    });
+    let list = list.await;
+    list["items"].as_array().unwrap().iter().find(|volume| of_claim(volume)).unwrap().clone()
+}
+
+#[tokio::test]
+async fn of_two_provisioners_with_leader_election_one_acts() {
+    let running = RunningCsiDriver::start();
+    let directory = running.directory.path();
+    let api = ApiServer::new(Options::default());
+    let addr = SocketAddr::from((Ipv4Addr::LOCALHOST, 0));
+    let serving = api.serve(ServeOptions { addr }).await.unwrap();
+    std::fs::write(directory.join("kubeconfig"), serving.kubeconfig()).unwrap();
+    let namespace =
+        serde_json::json!({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "storage"}});
+    create(&api, "/api/v1/namespaces", namespace).await;
+    let class = serde_json::json!({
+        "apiVersion": "storage.k8s.io/v1", "kind": "StorageClass",
+        "metadata": {"name": "gold"}, "provisioner": NAME,
+    });
+    create(&api, "/apis/storage.k8s.io/v1/storageclasses", class).await;
+
+    let socket = running.socket().display().to_string();
+    let kubeconfig = directory.join("kubeconfig").display().to_string();
+    let arguments = [
+        "--csi-address",
+        &socket,
+        "--kubeconfig",
+        &kubeconfig,
+        "--leader-election",
+        "--leader-election-namespace=storage",
+        "--leader-election-retry-period=300ms",
+        "--volume-name-prefix=vol",
+        "--volume-name-uuid-length=8",
+        "--controller-publish-readonly",
+        "-v=5",
+        "--kube-api-qps=100",
+    ];
+    let start = || SidecarProcess(sidecar(directory, "csi-provisioner", &arguments).spawn().unwrap());
+    let mut leader = start();
+    let holder =
+        |lease: &serde_json::Value| lease["spec"]["holderIdentity"].as_str().unwrap_or_default().to_owned();
+    let first = holder(&wait_for(&api, LEASE, |lease| !holder(lease).is_empty()).await);
+    let _standby = start();
+    create_claim(&api, "a").await;
+    let volume = wait_for_volume(&api, "a").await;
+    let name = volume["metadata"]["name"].as_str().unwrap();
+    assert!(name.starts_with("vol-") && name.len() == "vol-".len() + 8, "{name}");
+    assert_eq!(volume["spec"]["csi"]["readOnly"], true);
+
+    // SIGTERM: the leader releases the Lease, and the standby takes it.
+    let terminated = Command::new("kill").arg(leader.0.id().to_string()).status().unwrap();
+    assert!(terminated.success());
+    let is_other = |lease: &serde_json::Value| !holder(lease).is_empty() && holder(lease) != first;
+    wait_for(&api, LEASE, is_other).await;
+    assert_eq!(leader.0.wait().unwrap().code(), Some(0));
+    create_claim(&api, "b").await;
+    wait_for_volume(&api, "b").await;
+    assert_eq!(running.driver.0.lock().unwrap().created.len(), 2, "each claim has one volume");
 }

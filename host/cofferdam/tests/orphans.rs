@@ -188,9 +188,15 @@ impl OrphansFixture {
         tokio::task::spawn_blocking(move || command.output().unwrap()).await.unwrap()
     }
 
-    /// Runs the command; returns its stdout followed by its stderr, and its exit code.
+    /// Runs the command for the namespace of the controllers; returns its stdout followed by its stderr, and
+    /// its exit code.
     async fn run_output(&self, arguments: &[&str]) -> (String, Option<i32>) {
-        let output = self.orphans(arguments).await;
+        self.run_output_in(&["--namespace", "kube-system"], arguments).await
+    }
+
+    /// Like [`Self::run_output`], with other flags that select the reports.
+    async fn run_output_in(&self, scope: &[&str], arguments: &[&str]) -> (String, Option<i32>) {
+        let output = self.orphans(&[arguments, scope].concat()).await;
         let text = [output.stdout, output.stderr].concat();
         (String::from_utf8(text).unwrap(), output.status.code())
     }
@@ -213,7 +219,8 @@ async fn an_orphan_is_listed_and_deleted_on_request() {
     let fixture = OrphansFixture::build("delete").await;
     assert_eq!(
         fixture.run_output(&[]).await.0,
-        "no process reports about a driver: expected one that runs the role provisioner\n"
+        "no orphan reports in namespace kube-system: expected one from a process that runs the role \
+         provisioner; --namespace selects another namespace\n"
     );
     let (deleted_orphan, remaining_orphan) =
         (fixture.create_orphan("pvc-lost").await, fixture.create_orphan("pvc-kept").await);
@@ -297,11 +304,13 @@ async fn invalid_orphans_commands_fail_with_one_line() {
     for (arguments, line) in [
         (
             &["delete", "other", "h"][..],
-            "no process reports about driver other: expected one that runs the role provisioner with it",
+            "driver other has no orphan report in namespace kube-system: expected one from a process that \
+             runs the role provisioner with it; --namespace selects another namespace",
         ),
         (
             &["--driver", "other"],
-            "no process reports about driver other: expected one that runs the role provisioner with it",
+            "driver other has no orphan report in namespace kube-system: expected one from a process that \
+             runs the role provisioner with it; --namespace selects another namespace",
         ),
         (
             &["delete", "other", "h", "--timeout", "soon"],
@@ -315,5 +324,59 @@ async fn invalid_orphans_commands_fail_with_one_line() {
         Some(2),
         "there is no delete of all"
     );
+    fixture.shut_down().await;
+}
+
+/// Every user who can write ConfigMaps in a namespace can write a report there.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_report_of_another_namespace_is_ignored_unless_requested() {
+    let fixture = OrphansFixture::build("forged").await;
+    let orphan = fixture.create_orphan("pvc-lost").await;
+    let (stop, running) = fixture.start_owner().await;
+    let maps: Api<ConfigMap> = Api::namespaced(fixture.client.clone(), "kube-system");
+    let real = maps.get(&format!("cofferdam-orphans-{DRIVER}")).await.unwrap();
+    let mut report: Value = serde_json::from_str(&real.data.unwrap()["report"]).unwrap();
+    (report["counts"]["orphan"], report["orphans"]) = (0.into(), serde_json::json!([]));
+    let message = "\u{1b}[2J\u{202e}forged";
+    report["leakDetection"] = serde_json::json!({"kind": "none", "message": message});
+    let forged: ConfigMap = serde_json::from_value(serde_json::json!({
+        "metadata": {
+            "name": format!("cofferdam-orphans-{DRIVER}"), "labels": {"cofferdam.dev/orphans": "report"},
+        },
+        "data": {"driver": DRIVER, "report": report.to_string()},
+    }))
+    .unwrap();
+    let tenant: Api<ConfigMap> = Api::namespaced(fixture.client.clone(), "default");
+    tenant.create(&kube::api::PostParams::default(), &forged).await.unwrap();
+
+    let (text, _) = fixture.run_output(&[]).await;
+    assert!(text.starts_with(&format!("driver {DRIVER} in namespace kube-system\n")), "{text}");
+    assert!(text.contains(orphan.as_str()) && !text.contains("forged"), "{text}");
+    let (text, code) = fixture.run_output_in(&["--all-namespaces"], &[]).await;
+    assert_eq!(code, Some(0), "{text}");
+    for namespace in ["default", "kube-system"] {
+        assert!(text.contains(&format!("driver {DRIVER} in namespace {namespace}\n")), "{text}");
+    }
+    assert!(text.contains("none: \\u{1b}[2J\\u{202e}forged\n") && !text.contains('\u{1b}'), "{text}");
+    let (json, _) = fixture.run_output_in(&["-A"], &["list", "-o", "json"]).await;
+    assert!(!json.contains('\u{202e}'), "{json}");
+    let json: Value = serde_json::from_str(&json).unwrap();
+    let drivers = json["drivers"].as_array().unwrap();
+    let by_namespace = |namespace: &str| {
+        drivers.iter().find(|driver| driver["namespace"] == namespace).unwrap()["report"].clone()
+    };
+    assert_eq!(by_namespace("default")["leakDetection"]["message"], message);
+    assert_eq!(by_namespace("kube-system")["counts"]["orphan"], 1);
+
+    // A deletion is requested from one namespace: that of the context, or that of the flag.
+    let delete = ["delete", DRIVER, orphan.as_str()];
+    let (text, code) = fixture.run_output_in(&["--all-namespaces"], &delete).await;
+    assert_eq!(code, Some(2), "{text}");
+    let (text, code) = fixture.run_output(&delete).await;
+    assert_eq!((text, code), (format!("volume {orphan} of {DRIVER}: deleted\n"), Some(0)));
+    let forged = tenant.get(&format!("cofferdam-orphans-{DRIVER}")).await.unwrap();
+    assert!(!forged.data.unwrap().contains_key("delete"));
+    stop.cancel();
+    running.await.unwrap().unwrap();
     fixture.shut_down().await;
 }

@@ -7,7 +7,10 @@ use std::{
 };
 
 use cofferdam_apiserver::{ApiServer, Options, ServeOptions};
-use k8s_openapi::api::{core::v1::PersistentVolumeClaim, storage::v1::StorageClass};
+use k8s_openapi::api::{
+    core::v1::{ConfigMap, Namespace, PersistentVolumeClaim},
+    storage::v1::StorageClass,
+};
 use kube::{Api, Client, api::PostParams};
 use serde_json::{Value, json};
 
@@ -76,4 +79,55 @@ async fn status_reads_lists_page_by_page_and_reports_errors() {
     let start = format!("cofferdam: cannot list csidrivers of the API at {api}: ");
     assert!(text.starts_with(&start) && text.lines().count() == 1, "{text}");
     assert_eq!(code, Some(1));
+}
+
+/// Every user who can write ConfigMaps in a namespace can write a report there.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn orphans_are_counted_from_the_reports_of_one_namespace_unless_requested() {
+    let scratch = tempfile::TempDir::new().unwrap();
+    let api = ApiServer::new(Options::default());
+    let addr = SocketAddr::from((Ipv4Addr::LOCALHOST, 0));
+    let serving = api.serve(ServeOptions { addr }).await.unwrap();
+    let kubeconfig = scratch.path().join("kubeconfig");
+    std::fs::write(&kubeconfig, serving.kubeconfig()).unwrap();
+    let client = Client::new(api.service(), "default");
+    let namespace: Namespace = serde_json::from_value(json!({"metadata": {"name": "storage"}})).unwrap();
+    Api::all(client.clone()).create(&PostParams::default(), &namespace).await.unwrap();
+    let driver = "array.example.com";
+    // (namespace, name, orphans); a process writes only ConfigMaps of the last name
+    for (namespace, name, orphans) in [
+        ("storage", "another-name", 9),
+        ("storage", "cofferdam-orphans-array.example.com", 2),
+        ("default", "cofferdam-orphans-array.example.com", 0),
+    ] {
+        let report = json!({
+            "driver": driver, "time": null, "leakDetection": {"kind": "owner"}, "deletionsFrozen": false,
+            "counts": {"orphan": orphans}, "orphanedBytes": 0, "orphans": [], "unlistedOrphans": 0,
+            "failure": null,
+        });
+        let map: ConfigMap = serde_json::from_value(json!({
+            "metadata": {"name": name, "labels": {"cofferdam.dev/orphans": "report"}},
+            "data": {"driver": driver, "report": report.to_string()},
+        }))
+        .unwrap();
+        Api::namespaced(client.clone(), namespace).create(&PostParams::default(), &map).await.unwrap();
+    }
+    let (in_default, in_storage) =
+        (json!({"namespace": "default", "count": 0}), json!({"namespace": "storage", "count": 2}));
+    for (flags, expected) in [
+        (&[][..], json!([in_default])),
+        (&["--namespace", "storage"], json!([in_storage])),
+        (&["--namespace", "kube-system"], Value::Null),
+        (&["--all-namespaces"], json!([in_default, in_storage])),
+        (&["-A"], json!([in_default, in_storage])),
+    ] {
+        let (text, code) = run_status(&kubeconfig, &[&["-o", "json"], flags].concat()).await;
+        assert_eq!(code, Some(0), "{text}");
+        let status: Value = serde_json::from_str(&text).unwrap();
+        assert_eq!(status["drivers"][0]["orphans"], expected, "{flags:?}");
+    }
+    let (text, _) = run_status(&kubeconfig, &["-A"]).await;
+    assert!(text.contains("2 orphans, see `cofferdam orphans --namespace storage`\n"), "{text}");
+    assert_eq!(run_status(&kubeconfig, &["-A", "--namespace", "storage"]).await.1, Some(2));
+    serving.shutdown().await;
 }

@@ -6,7 +6,7 @@ use std::{
     sync::Arc,
 };
 
-use cofferdam_cluster::{Cache, Clock, Writer, metrics::Metrics, observer::StepObserver};
+use cofferdam_cluster::{Cache, Clock, SecretReader, Writer, metrics::Metrics, observer::StepObserver};
 use cofferdam_domain::{ClusterId, DriverName};
 
 use crate::{
@@ -25,6 +25,8 @@ use crate::{
 pub(crate) struct ProcessContext {
     pub(crate) cache: Arc<Cache>,
     pub(crate) writer: Writer,
+    /// Reads the Secrets of driver calls.
+    pub(crate) secrets: SecretReader,
     pub(crate) events: EventRecorder,
     pub(crate) observer: Arc<dyn StepObserver>,
     pub(crate) clock: Clock,

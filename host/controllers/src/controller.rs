@@ -4,6 +4,7 @@
 use std::sync::Arc;
 
 use cofferdam_backend::Backend;
+use cofferdam_domain::DriverName;
 use futures::future::BoxFuture;
 use prometheus_client::registry::Registry;
 use tokio_util::sync::CancellationToken;
@@ -58,6 +59,13 @@ pub(crate) trait DeclaredController: Controller {
     /// gets a clone.
     type Metrics: Clone + Send + Sync + 'static;
 
+    /// Name of the Lease that excludes other processes with the role. A controller that needs a driver has
+    /// one per driver: that of the sidecar that it replaces, so that the sidecar and this controller exclude
+    /// each other. Other controllers ignore the driver.
+    fn lease_name(_: &DriverName) -> String {
+        format!("cofferdam-{}", Self::ROLE)
+    }
+
     /// Rejects settings and drivers that the controller cannot work with.
     ///
     /// # Errors
@@ -94,6 +102,7 @@ pub struct Declaration {
     pub needs_driver: bool,
     /// True if the controller creates and deletes volumes of the process's drivers.
     pub provisions: bool,
+    pub(crate) lease_name: fn(&DriverName) -> String,
     pub(crate) check: Check,
     pub(crate) watches: Watches,
     pub(crate) rbac_rules: fn(DriverPlacement) -> RuleSet,
@@ -109,6 +118,7 @@ impl Declaration {
             replaces: C::REPLACES,
             needs_driver: C::NEEDS_DRIVER,
             provisions: C::PROVISIONS,
+            lease_name: C::lease_name,
             check: C::check,
             watches: C::watches,
             rbac_rules: C::rbac_rules,

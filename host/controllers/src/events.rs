@@ -36,9 +36,14 @@ impl EventRecorder {
 
     /// Emits an event on an object. `component` is the event's `source.component`.
     pub(crate) fn emit<K: Kind>(&self, object: &K, component: &str, spec: EventSpec) {
+        self.emit_on(ObjectReference::from_object(object), component, spec);
+    }
+
+    /// As [`EventRecorder::emit`], on an object that is not in the cache.
+    pub(crate) fn emit_on(&self, object: ObjectReference, component: &str, spec: EventSpec) {
         let EventSpec { kind: event_type, reason, text } = spec;
         self.0.publish(Event {
-            involved_object: ObjectReference::from_object(object),
+            involved_object: object,
             event_type,
             reason,
             note: text,

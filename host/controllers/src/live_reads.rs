@@ -7,40 +7,41 @@ use parking_lot::Mutex;
 /// Live reads by name (a namespace, an object), at most one per name at a time. A caller that gets `Ok` can
 /// rely on a successful read that started after its call, by itself or by another caller.
 #[derive(Debug, Default)]
-pub(crate) struct SingleFlightReads(Mutex<HashMap<Box<str>, Arc<SingleFlightRead>>>);
+pub(crate) struct SingleFlightReads<T = ()>(Mutex<HashMap<Box<str>, Arc<SingleFlightRead<T>>>>);
 
 #[derive(Debug, Default)]
-struct SingleFlightRead {
+struct SingleFlightRead<T> {
     /// Number of started reads.
     started: Mutex<u64>,
-    /// Number of the last successful read, as counted by `started`; 0 before the first. Locked during a read.
-    last_completed: tokio::sync::Mutex<u64>,
+    /// Number of the last successful read, as counted by `started`, and its result; 0 before the first.
+    /// Locked during a read.
+    last_completed: tokio::sync::Mutex<(u64, T)>,
 }
 
-impl SingleFlightReads {
-    /// Performs the read of this name, or waits for one that another caller starts.
+impl<T: Clone + Default> SingleFlightReads<T> {
+    /// Performs the read of this name, or waits for one that another caller starts, and returns the result.
     ///
     /// # Errors
     /// The error of the caller's own read. After a failed read of another caller, the next waiting caller
     /// reads.
-    pub(crate) async fn read_live<E, F: Future<Output = Result<(), E>>>(
+    pub(crate) async fn read_live<E, F: Future<Output = Result<T, E>>>(
         &self,
         name: &str,
         read: impl FnOnce(String) -> F,
-    ) -> Result<(), E> {
+    ) -> Result<T, E> {
         let lookup = Arc::clone(self.0.lock().entry(name.into()).or_default());
         let needed = *lookup.started.lock() + 1;
         let result = {
             let mut last = lookup.last_completed.lock().await;
-            if *last >= needed {
-                Ok(())
+            if last.0 >= needed {
+                Ok(last.1.clone())
             } else {
                 let number = {
                     let mut started = lookup.started.lock();
                     *started += 1;
                     *started
                 };
-                read(name.to_owned()).await.map(|()| *last = number)
+                read(name.to_owned()).await.inspect(|result| *last = (number, result.clone()))
             }
         };
         let mut all = self.0.lock();

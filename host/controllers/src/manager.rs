@@ -11,8 +11,8 @@ use std::{
 
 use cofferdam_backend::Backend;
 use cofferdam_cluster::{
-    ApiError, Cache, Clock, EventSink, Journal, Writer, metrics::Metrics, observer::StepObserver,
-    queue::ExponentialBackoff,
+    ApiError, Cache, Clock, EventSink, Journal, SecretReader, Writer, metrics::Metrics,
+    observer::StepObserver, queue::ExponentialBackoff,
 };
 use cofferdam_domain::{ClusterId, DriverName};
 use parking_lot::Mutex;
@@ -274,6 +274,7 @@ impl ControllerManager {
         ProcessContext {
             cache: Arc::clone(cache),
             writer: writer.clone(),
+            secrets: SecretReader::new(writer, settings.secret_namespaces.clone()),
             events: EventRecorder::new(events.clone()),
             observer: Arc::clone(&self.dependencies.observer),
             clock: Arc::clone(&self.dependencies.clock),
@@ -305,6 +306,7 @@ impl ControllerManager {
                     Journal::for_node(writer, namespace, name.clone(), node.clone(), metrics)
                 }
             };
+            let journal = journal.with_identity(&self.settings.identity);
             let started = (self.dependencies.clock)().as_millisecond();
             let node_suffix = node.map(|node| format!("-{}", node.node)).unwrap_or_default();
             let driver = ManagedDriver {

@@ -2,6 +2,8 @@
 
 use std::collections::BTreeSet;
 
+use cofferdam_cluster::SecretNamespaces;
+
 /// Where a rule applies.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum RuleScope {
@@ -9,6 +11,10 @@ pub enum RuleScope {
     Cluster,
     /// The namespace of the process: an RBAC Role.
     OwnNamespace,
+    /// The namespaces whose Secrets the process reads: an RBAC Role in each of them, or the ClusterRole if
+    /// the process reads the Secrets of all namespaces. The account of a node-local driver's node has Roles
+    /// for single Secrets, or none.
+    DriverSecrets,
 }
 
 /// Allowed verbs on one resource: an RBAC PolicyRule.
@@ -42,11 +48,23 @@ pub struct ResourceAttributes<'a> {
 }
 
 impl PolicyRule {
-    /// Returns true if the rule allows a request of a process in `own_namespace`.
-    pub fn allows(&self, request: &ResourceAttributes<'_>, own_namespace: &str) -> bool {
+    /// Returns true if the rule is for the Leases of leader election.
+    pub fn is_for_leases(&self) -> bool {
+        self.group == COORDINATION
+    }
+
+    /// Returns true if the rule allows a request of a process in `own_namespace` that reads the Secrets of
+    /// `secret_namespaces`.
+    pub fn allows(
+        &self,
+        request: &ResourceAttributes<'_>,
+        own_namespace: &str,
+        secret_namespaces: &SecretNamespaces,
+    ) -> bool {
         let in_scope = match self.scope {
             RuleScope::Cluster => true,
             RuleScope::OwnNamespace => request.namespace == own_namespace,
+            RuleScope::DriverSecrets => secret_namespaces.contains(request.namespace),
         };
         in_scope
             && self.group == request.group
@@ -85,6 +103,17 @@ impl Rule {
         Self { scope: RuleScope::OwnNamespace, group: CORE, resource: "configmaps", name: None, verbs }
     }
 
+    /// The rule of a process that reads the Secrets of its drivers' classes and PersistentVolumes.
+    pub(crate) const fn driver_secrets() -> Self {
+        let scope = RuleScope::DriverSecrets;
+        Self { scope, group: CORE, resource: "secrets", name: None, verbs: &["get"] }
+    }
+
+    /// A rule for Leases of the process's namespace.
+    const fn own_leases(verbs: &'static [&'static str]) -> Self {
+        Self { scope: RuleScope::OwnNamespace, group: COORDINATION, resource: "leases", name: None, verbs }
+    }
+
     /// Restricts the rule to the object of this name.
     const fn named(self, name: &'static str) -> Self {
         Self { name: Some(name), ..self }
@@ -93,6 +122,8 @@ impl Rule {
 
 /// The core API group.
 pub(crate) const CORE: &str = "";
+/// The API group of Leases.
+const COORDINATION: &str = "coordination.k8s.io";
 /// The API group of storage.
 pub(crate) const STORAGE: &str = "storage.k8s.io";
 /// Verbs of a kind that is watched, and whose objects are also read one by one from the API server.
@@ -105,7 +136,8 @@ pub(crate) const WATCH_NODES: &[Rule] = &[Rule::cluster(CORE, "nodes", WATCH)];
 pub(crate) const WATCH_CSI_NODES: &[Rule] = &[Rule::cluster(STORAGE, "csinodes", WATCH)];
 
 /// Rules of every process: the watches of [`crate::watches::common`], reads of single claims and
-/// PersistentVolumes, the cluster's identity, events, and the creation of the restore marker.
+/// PersistentVolumes, the cluster's identity, events, the creation of the restore marker, and leader
+/// election.
 const EVERY_PROCESS: &[Rule] = &[
     Rule::cluster(CORE, "persistentvolumeclaims", READ),
     Rule::cluster(CORE, "persistentvolumes", READ),
@@ -114,6 +146,8 @@ const EVERY_PROCESS: &[Rule] = &[
     Rule::cluster(CORE, "events", &["create", "patch"]),
     // RBAC cannot restrict `create` to a name.
     Rule::own_config_maps(&["create"]),
+    // Leader election.
+    Rule::own_leases(&["create", "get", "update"]),
 ];
 
 /// The placement of a process's drivers.

@@ -3,13 +3,17 @@
 use std::{collections::BTreeSet, sync::Arc, time::Duration};
 
 use cofferdam_backend::Backend;
-use cofferdam_cluster::queue::{Action, ExponentialBackoff};
+use cofferdam_cluster::{
+    SecretNamespaces,
+    queue::{Action, ExponentialBackoff},
+};
 
 use crate::{
     attach_detach::settings::AttachDetachSettings,
     attacher::settings::AttacherSettings,
     node_local::{LocalNode, NodeDeployment},
     provisioner::settings::ProvisionerSettings,
+    rbac::{DriverPlacement, NodeTopologySource},
     resizer::settings::ResizerSettings,
     role::Role,
 };
@@ -26,6 +30,8 @@ pub struct Settings {
     pub roles: BTreeSet<Role>,
     /// Namespace of the journal, of orphan reports and of the restore marker (`--namespace`).
     pub namespace: String,
+    /// Namespaces of the Secrets that the process reads for driver calls (`--secret-namespaces`).
+    pub secret_namespaces: SecretNamespaces,
     /// Name of the process in the events of the provisioner and of the scan for orphaned volumes, and in the
     /// provisioner identity of volumes: host name or pod name. The time of the next scan depends on it, too.
     pub identity: String,
@@ -62,6 +68,17 @@ impl Settings {
     /// Returns true if the driver is node-local. False for every driver without `--node-name`.
     pub(crate) fn is_node_local(&self, backend: &dyn Backend) -> bool {
         self.node.as_ref().is_some_and(|node| node.is_node_local(backend))
+    }
+
+    /// The placement of the drivers, which determines the RBAC rules of the process.
+    pub fn placement(&self, backends: &[Arc<dyn Backend>]) -> DriverPlacement {
+        let all_local = !backends.is_empty() && self.cluster_wide(backends).next().is_none();
+        match self.local_node(backends).filter(|_| all_local) {
+            None => DriverPlacement::ClusterWide,
+            Some(node) if node.needs_keys() => DriverPlacement::NodeLocal(NodeTopologySource::CsiNode),
+            Some(node) if node.needs_labels() => DriverPlacement::NodeLocal(NodeTopologySource::Labels),
+            Some(_) => DriverPlacement::NodeLocal(NodeTopologySource::Name),
+        }
     }
 
     /// The drivers that are not node-local.
@@ -113,9 +130,11 @@ impl CallSettings {
 impl Default for Settings {
     /// A process without roles, in the namespace `default`, with the default settings of each controller.
     fn default() -> Self {
+        let namespace = "default";
         Self {
             roles: BTreeSet::new(),
-            namespace: "default".to_owned(),
+            namespace: namespace.to_owned(),
+            secret_namespaces: SecretNamespaces::only(namespace),
             identity: "cofferdam".to_owned(),
             calls: CallSettings::default(),
             node: None,

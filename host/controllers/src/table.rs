@@ -3,6 +3,9 @@
 
 use std::{collections::BTreeSet, str::FromStr};
 
+use cofferdam_cluster::leader_election::sanitize_name;
+use cofferdam_domain::DriverName;
+
 use crate::{
     attach_detach::reconcile::AttachDetach,
     attacher::reconcile::Attacher,
@@ -74,8 +77,24 @@ pub(crate) fn rbac_rules_of(
     rbac::merge(controllers.map(|controller| (controller.rbac_rules)(placement)))
 }
 
+/// The names of the Leases of a process with these roles and drivers, sorted, so that processes acquire them
+/// in the same order. They are those of the sidecars that the roles replace.
+pub fn lease_names(roles: &BTreeSet<Role>, drivers: &[DriverName]) -> BTreeSet<String> {
+    let controllers = CONTROLLERS.iter().filter(|controller| roles.contains(&controller.role));
+    let names = controllers.flat_map(|controller| {
+        // A controller without a driver has one Lease, whatever the driver.
+        let name =
+            if controller.needs_driver { Vec::new() } else { vec![(controller.lease_name)(&"".into())] };
+        let drivers = drivers.iter().filter(|_| controller.needs_driver);
+        name.into_iter().chain(drivers.map(|driver| (controller.lease_name)(driver)))
+    });
+    names.map(|name| sanitize_name(&name)).collect()
+}
+
 #[cfg(test)]
 mod tests {
+    use cofferdam_cluster::SecretNamespaces;
+
     use super::*;
     use crate::{
         provisioner,
@@ -87,14 +106,16 @@ mod tests {
         let rules = rbac_rules(&[provisioner::ROLE].into(), DriverPlacement::ClusterWide);
         let allowed = |verb, group, resource, namespace, name| {
             let request = ResourceAttributes { verb, group, resource, namespace, name };
-            rules.iter().any(|rule| rule.allows(&request, "storage"))
+            rules.iter().any(|rule| rule.allows(&request, "storage", &SecretNamespaces::only("arrays")))
         };
         assert!(allowed("create", "", "persistentvolumes", "", ""));
         assert!(allowed("get", "", "namespaces", "", "kube-system"));
         assert!(!allowed("get", "", "namespaces", "", "default"));
         assert!(allowed("patch", "", "configmaps", "storage", "x"));
         assert!(!allowed("patch", "", "configmaps", "default", "x"));
-        assert!(!allowed("list", "", "secrets", "", ""));
+        assert!(allowed("get", "", "secrets", "arrays", "a"));
+        assert!(!allowed("get", "", "secrets", "storage", "a"));
+        assert!(!allowed("list", "", "secrets", "arrays", ""));
         assert!(
             allowed("patch", "", "persistentvolumeclaims", "a", "b"),
             "the selected node is removed for rescheduling"
@@ -104,6 +125,24 @@ mod tests {
             "pv-controller writes the status"
         );
         assert!(!allowed("get", STORAGE, "persistentvolumes", "", ""));
+    }
+
+    #[test]
+    fn leases_are_those_of_the_sidecars() {
+        let roles = ["provisioner", "attacher", "resizer", "protection"];
+        let roles = roles.into_iter().map(|role| role.parse().unwrap()).collect();
+        let drivers = ["ebs.csi.aws.com".into(), "array.".into()];
+        let names: Vec<String> = lease_names(&roles, &drivers).into_iter().collect();
+        let expected = [
+            "array-X",
+            "cofferdam-protection",
+            "ebs-csi-aws-com",
+            "external-attacher-leader-array-X",
+            "external-attacher-leader-ebs-csi-aws-com",
+            "external-resizer-array-X",
+            "external-resizer-ebs-csi-aws-com",
+        ];
+        assert_eq!(names, expected);
     }
 
     #[test]

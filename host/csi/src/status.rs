@@ -119,7 +119,7 @@ impl CsiCallFailure {
         resource_exhausted: ResourceExhaustedMeaning,
         redactor: &Redactor,
     ) -> StorageError {
-        let redacted = |text: &str| printable(&redactor.redact_escaped(text));
+        let redacted = |text: &str| printable(&redactor.redact(text));
         let unknown = StorageError::with_unknown_effect;
         match self {
             Self::Rpc(RpcError::Status(code, message)) => StorageError {

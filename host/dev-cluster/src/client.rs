@@ -4,13 +4,13 @@
 use std::{sync::Arc, time::Duration};
 
 use cofferdam_cluster::{
-    ApiError, Cache, Clock, Event, EventSink, EventType, Kind, ObjectReference, ObjectStore, Writer, decode,
+    ApiError, Cache, Clock, Event, EventSink, EventType, Kind, ObjectReference, ObjectStore, SecretError,
+    SecretNamespaces, SecretReader, Writer, decode,
     events::EventLoop,
     index::Indexed,
     metrics::Metrics,
     observer::{Step, StepObject, StepObserver, StepResult},
     reflector::{Scope, run_reflector_into},
-    secrets,
 };
 use cofferdam_domain::{
     Claim, PodKey, StorageClass, Uid, VolumeAttachment, storage::Secrets, volume::SecretRef,
@@ -223,9 +223,9 @@ impl ClusterClient {
         })
     }
 
-    /// Reads a Secret from the API server; Secrets are never cached.
-    pub(crate) async fn secret(&self, secret: &SecretRef) -> Result<Secrets, ApiError> {
-        secrets::read(&self.writer, secret).await
+    /// Reads a Secret from the API server; Secrets are never cached. Like kubelet, it reads any namespace.
+    pub(crate) async fn secret(&self, secret: &SecretRef) -> Result<Secrets, SecretError> {
+        SecretReader::new(&self.writer, SecretNamespaces::All).read(secret).await
     }
 
     /// Binds a pod to a node.

@@ -7,7 +7,7 @@ use crate::{
     names,
     quantity::{Quantity, QuantityError},
     selector::{InvalidRequirement, LabelSelector},
-    volume::{AccessModes, VolumeMode},
+    volume::{AccessMode, AccessModes, VolumeMode},
 };
 
 /// `status.phase` of a PersistentVolumeClaim.
@@ -241,6 +241,9 @@ pub struct Claim {
     pub phase: ClaimPhase,
     /// `status.accessModes`
     pub status_access_modes: AccessModes,
+    /// `status.accessModes` as it is written, if the list has duplicates or another order than
+    /// [`AccessModes::iter`]; else `None`.
+    pub status_access_mode_list: Option<Box<[AccessMode]>>,
     /// `status.capacity.storage`; `None` if it is absent or not a quantity.
     pub status_capacity: Option<Quantity>,
     /// `status.currentVolumeAttributesClassName`
@@ -265,6 +268,11 @@ impl Claim {
         let has = Some(has).filter(|has| *has != requested);
         let target = Some(target).filter(|to| *to != requested && Some(*to) != has);
         [Some(requested), has, target].into_iter().flatten().filter(|name| !name.is_empty())
+    }
+
+    /// `status.accessModes` in the order of the list, with duplicates.
+    pub fn status_access_mode_list(&self) -> Vec<AccessMode> {
+        self.status_access_modes.list(self.status_access_mode_list.as_deref())
     }
 
     /// The class name: the legacy annotation, even if empty, else `spec.storageClassName`, else empty.

@@ -216,9 +216,11 @@ pub struct ObjectMeta {
     pub created_ms: i64,
     /// `metadata.finalizers` in order, because a JSON patch removes an element by index.
     pub finalizers: Box<[Arc<str>]>,
-    /// `metadata.annotations` without `kubectl.kubernetes.io/last-applied-configuration`.
+    /// Those entries of `metadata.annotations` that
+    /// [`CACHED_ANNOTATIONS`](crate::names::CACHED_ANNOTATIONS) names.
     pub annotations: StringMap,
-    /// `metadata.labels`
+    /// `metadata.labels` of a PersistentVolume. Empty for the other kinds: their labels are not read, and
+    /// those of a Node are in [`Node::labels`](crate::Node::labels).
     pub labels: StringMap,
 }
 

@@ -6,6 +6,7 @@
 
 pub mod claim;
 pub mod class;
+pub mod dns;
 pub mod ids;
 pub mod names;
 pub mod node;

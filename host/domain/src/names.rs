@@ -4,7 +4,7 @@
 
 use sha2::{Digest as _, Sha256};
 
-use crate::ids::{DriverName, NodeName, VolumeAttachmentName, VolumeHandle};
+use crate::ids::{DriverName, NodeName, Uid, VolumeAttachmentName, VolumeHandle};
 
 /// PVC: the claim was bound before. The value is ignored.
 pub const BIND_COMPLETED: &str = "pv.kubernetes.io/bind-completed";
@@ -51,8 +51,17 @@ pub const VAC_PROTECTION: &str = "kubernetes.io/vac-protection";
 /// any policy; with Retain or Recycle, the provisioner removes it.
 pub const PROVISIONER_FINALIZER: &str = "external-provisioner.volume.kubernetes.io/finalizer";
 
+/// Finalizer of a PV that an in-tree plugin provisioned, with reclaim policy Delete: kube-controller-manager
+/// removes it after it has deleted the volume.
+pub const IN_TREE_FINALIZER: &str = "kubernetes.io/pv-controller";
+
 /// VolumeAttachment: the CSI node id, kept for the case that the CSINode is deleted.
 pub const NODE_ID: &str = "csi.alpha.kubernetes.io/node-id";
+/// VolumeAttachment: an operator confirms that the volume is detached although the driver cannot detach it.
+/// The value is the operator's reason.
+pub const CONFIRM_DETACHED: &str = "cofferdam.dev/confirm-detached";
+/// ConfigMap of the intent journal: prefix of [`confirm_no_volume`].
+const CONFIRM_NO_VOLUME_PREFIX: &str = "cofferdam.dev/confirm-no-volume.";
 /// Prefix of the attacher's finalizer. A VolumeAttachment has the finalizer until the volume is detached from
 /// the node. A PV has it from its first attach until it is being deleted and no VolumeAttachment names it.
 const ATTACHER_FINALIZER_PREFIX: &str = "external-attacher/";
@@ -61,6 +70,32 @@ const ATTACHER_FINALIZER_PREFIX: &str = "external-attacher/";
 pub const CONTROLLER_MANAGED_ATTACH: &str = "volumes.kubernetes.io/controller-managed-attach-detach";
 /// Node: key of the taint by which an administrator declares a node shut down. Value and effect are ignored.
 pub const OUT_OF_SERVICE_TAINT: &str = "node.kubernetes.io/out-of-service";
+
+/// The annotations of API objects that the controllers read. The cache keeps an object's annotations of these
+/// names and no others: users may write as many annotations as fit into an object. An annotation that a user
+/// chooses, such as one that the parameters of a StorageClass name, needs a live read.
+pub const CACHED_ANNOTATIONS: &[&str] = &[
+    BIND_COMPLETED,
+    BOUND_BY_CONTROLLER,
+    PROVISIONED_BY,
+    MIGRATED_TO,
+    STORAGE_PROVISIONER,
+    STORAGE_PROVISIONER_BETA,
+    SELECTED_NODE,
+    CLASS_BETA,
+    PRE_RESIZE_CAPACITY,
+    NODE_EXPANSION_NOT_REQUIRED,
+    MODIFY_SECRET_NAME,
+    MODIFY_SECRET_NAMESPACE,
+    DEFAULT_CLASS,
+    DEFAULT_CLASS_BETA,
+    DELETION_SECRET_NAME,
+    DELETION_SECRET_NAMESPACE,
+    NODE_ID,
+    CONFIRM_DETACHED,
+    CONTROLLER_MANAGED_ATTACH,
+];
+
 /// Prefix of the names that Kubernetes and Cofferdam give to VolumeAttachments of pods.
 const VOLUME_ATTACHMENT_PREFIX: &str = "csi-";
 
@@ -88,6 +123,13 @@ pub fn is_pod_attachment(name: &VolumeAttachmentName) -> bool {
     digest.len() == 64 && digest.bytes().all(|byte| byte.is_ascii_digit() || (b'a'..=b'f').contains(&byte))
 }
 
+/// ConfigMap of the intent journal: annotation by which an operator confirms that the driver has no volume
+/// for the intent of the claim with this uid, although its CreateVolume call has no final result. The value
+/// is the operator's reason.
+pub fn confirm_no_volume(claim: &Uid) -> String {
+    format!("{CONFIRM_NO_VOLUME_PREFIX}{claim}")
+}
+
 /// Finalizer of a driver's VolumeAttachments and their PersistentVolumes.
 pub fn attacher_finalizer(driver: &DriverName) -> String {
     format!("{ATTACHER_FINALIZER_PREFIX}{}", sanitize_driver_name(driver.as_str()))
@@ -106,6 +148,29 @@ fn sanitize_driver_name(driver: &str) -> String {
 
 /// Prefix of in-tree plugin names.
 pub const IN_TREE_PREFIX: &str = "kubernetes.io/";
+
+/// In-tree plugins that Kubernetes has migrated to CSI drivers: the plugin, the field of a PV's `spec` with
+/// its source, and the driver. Source: k8s.io/csi-translation-lib.
+const MIGRATED_PLUGINS: [(&str, &str, &str); 7] = [
+    ("kubernetes.io/aws-ebs", "awsElasticBlockStore", "ebs.csi.aws.com"),
+    ("kubernetes.io/azure-disk", "azureDisk", "disk.csi.azure.com"),
+    ("kubernetes.io/azure-file", "azureFile", "file.csi.azure.com"),
+    ("kubernetes.io/cinder", "cinder", "cinder.csi.openstack.org"),
+    ("kubernetes.io/gce-pd", "gcePersistentDisk", "pd.csi.storage.gke.io"),
+    ("kubernetes.io/portworx-volume", "portworxVolume", "pxd.portworx.com"),
+    ("kubernetes.io/vsphere-volume", "vsphereVolume", "csi.vsphere.vmware.com"),
+];
+
+/// The CSI driver to which Kubernetes has migrated an in-tree plugin; `None` for all other names.
+pub fn migrated_driver(plugin: &str) -> Option<&'static str> {
+    MIGRATED_PLUGINS.iter().find(|(name, ..)| *name == plugin).map(|(.., driver)| *driver)
+}
+
+/// The CSI driver to which Kubernetes has migrated the in-tree plugin of a volume source, which is given as
+/// the field of a PV's `spec`; `None` for all other sources.
+pub fn migrated_driver_of_source(field: &str) -> Option<&'static str> {
+    MIGRATED_PLUGINS.iter().find(|(_, source, _)| *source == field).map(|(.., driver)| *driver)
+}
 
 /// Prefix of the StorageClass parameters that the provisioner evaluates and does not send to the driver. With
 /// `--extra-create-metadata`, it sends parameters of its own with this prefix.
@@ -141,6 +206,15 @@ mod tests {
         ];
         for (driver, finalizer) in table {
             assert_eq!(attacher_finalizer(&driver.into()), finalizer);
+        }
+    }
+
+    #[test]
+    fn migrated_plugins_are_found_by_name_and_by_source() {
+        assert_eq!(migrated_driver("kubernetes.io/aws-ebs"), Some("ebs.csi.aws.com"));
+        assert_eq!(migrated_driver_of_source("vsphereVolume"), Some("csi.vsphere.vmware.com"));
+        for other in ["kubernetes.io/rbd", "kubernetes.io/no-provisioner", "ebs.csi.aws.com", ""] {
+            assert_eq!((migrated_driver(other), migrated_driver_of_source(other)), (None, None), "{other}");
         }
     }
 

@@ -1,10 +1,44 @@
-//! Sanitizes text from drivers and other programs.
+//! Sanitizes text from drivers, API objects and other programs.
 
 /// Maximum length of a message in bytes, without the `…` of a truncated one. The API server limits event
 /// messages to 1,024 bytes.
 const MAX_MESSAGE_BYTES: usize = 1_000;
 
-/// Replaces control characters with spaces, and truncates a text of more than 1,000 bytes at a character
+/// Returns true for characters that control how other text is shown: Unicode's general categories `Cc`
+/// (control), `Cf` (format), `Zl` and `Zp` (separators of lines and of paragraphs). A terminal executes some
+/// of them, such as ESC or the one-byte CSI U+009B; others change the direction of text (U+202E) or are
+/// invisible (U+200B).
+pub fn is_control_or_format(c: char) -> bool {
+    // `Cf`, `Zl` and `Zp` of Unicode 16.0.
+    c.is_control()
+        || matches!(
+            c,
+            '\u{ad}'
+                | '\u{600}'..='\u{605}'
+                | '\u{61c}'
+                | '\u{6dd}'
+                | '\u{70f}'
+                | '\u{890}'..='\u{891}'
+                | '\u{8e2}'
+                | '\u{180e}'
+                | '\u{200b}'..='\u{200f}'
+                | '\u{2028}'..='\u{202e}'
+                | '\u{2060}'..='\u{2064}'
+                | '\u{2066}'..='\u{206f}'
+                | '\u{feff}'
+                | '\u{fff9}'..='\u{fffb}'
+                | '\u{110bd}'
+                | '\u{110cd}'
+                | '\u{13430}'..='\u{1343f}'
+                | '\u{1bca0}'..='\u{1bca3}'
+                | '\u{1d173}'..='\u{1d17a}'
+                | '\u{e0001}'
+                | '\u{e0020}'..='\u{e007f}'
+        )
+}
+
+/// Formats text for events, logs and errors: replaces control and format characters
+/// ([`is_control_or_format`]) with spaces, and truncates a text of more than 1,000 bytes at a character
 /// boundary.
 pub fn printable(text: &str) -> String {
     let mut shown = String::with_capacity(text.len().min(MAX_MESSAGE_BYTES));
@@ -13,19 +47,67 @@ pub fn printable(text: &str) -> String {
             shown.push('…');
             break;
         }
-        shown.push(if c.is_control() { ' ' } else { c });
+        shown.push(if is_control_or_format(c) { ' ' } else { c });
     }
     shown
+}
+
+/// Formats text for terminals: escapes control and format characters ([`is_control_or_format`]) as `\u{1b}`.
+/// The text keeps its length otherwise. Unlike [`printable`], two different names never look the same.
+pub fn escape_control_and_format(text: &str) -> String {
+    text.chars().fold(String::with_capacity(text.len()), |mut escaped, c| {
+        if is_control_or_format(c) {
+            escaped.extend(c.escape_unicode());
+        } else {
+            escaped.push(c);
+        }
+        escaped
+    })
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
+    /// ESC, a C1 control, an override of the direction, an isolate, invisible characters and separators.
+    const HIDDEN: [char; 10] = [
+        '\u{1b}',
+        '\u{9b}',
+        '\u{202e}',
+        '\u{2066}',
+        '\u{200b}',
+        '\u{ad}',
+        '\u{feff}',
+        '\u{2028}',
+        '\u{2029}',
+        '\u{e0041}',
+    ];
+
     #[test]
-    fn printable_text_is_one_line_without_control_characters() {
+    fn printable_text_is_one_line_without_control_and_format_characters() {
         assert_eq!(printable("a\u{1b}[31m\nb\u{7f}é"), "a [31m b é");
+        for hidden in HIDDEN {
+            assert_eq!(printable(&format!("a{hidden}b")), "a b", "{hidden:?}");
+        }
         let long = printable(&"é".repeat(1 << 20));
         assert!(long.len() <= MAX_MESSAGE_BYTES + '…'.len_utf8() && long.ends_with("é…"));
+    }
+
+    #[test]
+    fn escaped_text_shows_control_and_format_characters() {
+        assert_eq!(escape_control_and_format("a\u{1b}[2J\nb é"), "a\\u{1b}[2J\\u{a}b é");
+        for hidden in HIDDEN {
+            assert_eq!(escape_control_and_format(&hidden.to_string()), hidden.escape_unicode().to_string());
+        }
+        let visible = "Größe 2 TiB, naïve कि 値 👍🏽 \u{a0}";
+        assert_eq!(escape_control_and_format(visible), visible);
+    }
+
+    /// The standard library's table of characters that cannot be shown includes these categories.
+    #[test]
+    fn no_control_or_format_character_is_printable_in_debug_output() {
+        for c in ('\0'..=char::MAX).filter(|c| is_control_or_format(*c)) {
+            assert!(c.escape_debug().next() == Some('\\'), "{c:?}");
+        }
     }
 }

@@ -65,6 +65,11 @@ impl AccessModes {
         self.0 & other.0 == other.0
     }
 
+    /// The list that this set was read from: `list`, or without it the modes of [`iter`](Self::iter).
+    pub fn list(self, list: Option<&[AccessMode]>) -> Vec<AccessMode> {
+        list.map_or_else(|| self.iter().collect(), <[AccessMode]>::to_vec)
+    }
+
     /// Number of modes.
     pub const fn len(self) -> u32 {
         self.0.count_ones()
@@ -173,7 +178,8 @@ pub struct ClaimRef {
 }
 
 /// Reference to a Secret.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct SecretRef {
     /// `namespace`
     pub namespace: Box<str>,
@@ -206,6 +212,19 @@ pub struct CsiVolumeSource {
     pub expand_secret: Option<Box<SecretRef>>,
 }
 
+/// Fields of a PersistentVolume's `spec` with an in-tree source that must be attached, also after the
+/// migration to a CSI driver.
+const ATTACHABLE_IN_TREE_SOURCES: [&str; 8] = [
+    "awsElasticBlockStore",
+    "azureDisk",
+    "cinder",
+    "fc",
+    "gcePersistentDisk",
+    "iscsi",
+    "portworxVolume",
+    "vsphereVolume",
+];
+
 /// A PersistentVolume.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Volume {
@@ -234,11 +253,22 @@ pub struct Volume {
     pub node_affinity_terms: Box<[StringMap]>,
     /// `spec.csi`; `None` if the PersistentVolume has another volume source.
     pub csi: Option<CsiVolumeSource>,
-    /// Name of the `spec` field with an in-tree source, such as `awsElasticBlockStore`, if the source must be
-    /// attached or is migrated to a CSI driver; `None` for all other sources.
+    /// Name of the `spec` field with an in-tree source, such as `awsElasticBlockStore`; `None` for CSI
+    /// volumes, and for sources that Kubernetes does not define.
     pub in_tree_source: Option<&'static str>,
+    /// The notation of fields that other fields of this struct do not keep; `None` if they keep it.
+    pub notation: Option<Box<VolumeNotation>>,
     /// `status.phase`
     pub phase: VolumePhase,
+}
+
+/// Fields of a PersistentVolume as they are written.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct VolumeNotation {
+    /// `spec.capacity.storage`, if its text is not that of the [`Quantity`].
+    pub capacity: Option<Box<str>>,
+    /// `spec.accessModes`, if the list has duplicates or another order than [`AccessModes::iter`].
+    pub access_modes: Option<Box<[AccessMode]>>,
 }
 
 impl Volume {
@@ -266,6 +296,36 @@ impl Volume {
             segments.iter().any(|(key, value)| term.get(key).is_some_and(|has| has != value))
         };
         !self.node_affinity_terms.is_empty() && self.node_affinity_terms.iter().all(excludes_segments)
+    }
+
+    /// `spec.accessModes` in the order of the list, with duplicates.
+    pub fn access_mode_list(&self) -> Vec<AccessMode> {
+        self.access_modes.list(self.notation.as_ref().and_then(|notation| notation.access_modes.as_deref()))
+    }
+
+    /// `spec.capacity.storage` as it is written; `None` if the volume has no capacity.
+    pub fn capacity_text(&self) -> Option<String> {
+        let text = self.notation.as_ref().and_then(|notation| notation.capacity.as_deref());
+        text.map(str::to_owned).or_else(|| self.capacity.map(|capacity| capacity.to_string()))
+    }
+
+    /// The `spec` field with the volume's in-tree source, if the source must be attached; `None` for all
+    /// other sources.
+    pub fn attachable_in_tree_source(&self) -> Option<&'static str> {
+        self.in_tree_source.filter(|source| ATTACHABLE_IN_TREE_SOURCES.contains(source))
+    }
+
+    /// The CSI driver to which the volume's in-tree plugin is migrated: by the annotations `migrated-to` and
+    /// `provisioned-by`, else by the source. `None` for volumes with `spec.csi`, and for those of other
+    /// plugins.
+    pub fn migrated_driver(&self) -> Option<&str> {
+        if self.csi.is_some() {
+            return None;
+        }
+        let migrated_to = self.meta.annotation(names::MIGRATED_TO).filter(|driver| !driver.is_empty());
+        migrated_to
+            .or_else(|| self.provisioned_by().and_then(names::migrated_driver))
+            .or_else(|| self.in_tree_source.and_then(names::migrated_driver_of_source))
     }
 
     /// Value of the `provisioned-by` annotation, if not empty.

@@ -9,7 +9,9 @@ use cofferdam_csi::{
         InfoRequest, PluginInfo, RegistrationStatus, RegistrationStatusResponse,
         registration_server::{Registration as RegistrationService, RegistrationServer},
     },
-    server::{Server, ServerMetrics, ServerOptions, ServerSocket, SocketError, SocketOptions},
+    server::{
+        Server, ServerMetrics, ServerOptions, ServerSocket, SocketError, SocketOptions, remove_stale_socket,
+    },
 };
 use tokio::{sync::watch, time::sleep};
 use tokio_util::sync::CancellationToken;
@@ -62,6 +64,8 @@ pub struct Registrar {
     driver: String,
     endpoint: String,
     socket: PathBuf,
+    /// The socket of node-driver-registrar for the same driver.
+    go_socket: PathBuf,
     state: watch::Sender<RegistrationState>,
 }
 
@@ -80,7 +84,9 @@ impl Registrar {
         // `h2` crate rejects such requests. The text before an "@" is parsed as user info, which may be
         // percent-encoded.
         let socket = directory.join(format!("{driver}@reg.sock"));
-        Self { driver, endpoint, socket, state: watch::Sender::new(RegistrationState::Pending) }
+        let go_socket = directory.join(format!("{driver}-reg.sock"));
+        let state = watch::Sender::new(RegistrationState::Pending);
+        Self { driver, endpoint, socket, go_socket, state }
     }
 
     /// Subscribes to the registration state.
@@ -104,7 +110,8 @@ impl Registrar {
 
     /// Serves the registration socket until `stop`, then removes it, which makes kubelet unregister the
     /// driver. If kubelet rejects the driver or the server ends, creates the socket again after a backoff:
-    /// kubelet retries only for a new socket.
+    /// kubelet retries only for a new socket. Before each time, removes the socket that a killed
+    /// node-driver-registrar of the driver left behind.
     ///
     /// # Errors
     /// [`SocketError`] if the socket cannot be created.
@@ -115,6 +122,7 @@ impl Registrar {
     ) -> Result<(), SocketError> {
         let mut backoff = INITIAL_BACKOFF;
         while !stop.is_cancelled() {
+            self.remove_stale_go_socket().await;
             let address = self.address()?;
             let socket = ServerSocket::bind(&SocketOptions::new(address)).await?;
             self.state.send_replace(RegistrationState::Pending);
@@ -146,6 +154,16 @@ impl Registrar {
             backoff = (backoff * 2).min(MAX_BACKOFF);
         }
         Ok(())
+    }
+
+    /// Removes the socket of a node-driver-registrar that was killed. kubelet keeps a registration as long as
+    /// its socket exists, and rejects a second one of the same driver with another socket. A socket with a
+    /// listener remains: its registrar is running.
+    async fn remove_stale_go_socket(&self) {
+        if let Err(error) = remove_stale_socket(&self.go_socket).await {
+            let driver = &self.driver;
+            tracing::warn!(driver, %error, "cannot remove the registration socket of node-driver-registrar");
+        }
     }
 
     fn address(&self) -> Result<Address, SocketError> {

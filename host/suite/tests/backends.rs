@@ -181,6 +181,7 @@ async fn array_driver_passes() {
     };
     options.config.http = HttpConfig { origins: vec![origin] };
     options.config.grants.extend([Grant::Secrets, Grant::Session]);
+    options.config.class_secrets = true;
     let secrets = [("user", "admin"), ("password", "secret")];
     options.secrets =
         secrets.map(|(name, value)| (name.to_owned(), Secret::new(value.to_owned()))).into_iter().collect();

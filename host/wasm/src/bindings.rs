@@ -6,7 +6,11 @@ use cofferdam_domain::storage::Secret;
 /// The object behind a guest's handle of a secret.
 #[derive(Clone, Debug)]
 #[expect(unreachable_pub, reason = "the generated bindings export it again")]
-pub struct SecretHandle(pub(crate) Secret);
+pub struct SecretHandle {
+    /// The secret's name, by which the configuration binds it to origins.
+    pub(crate) name: String,
+    pub(crate) secret: Secret,
+}
 
 wasmtime::component::bindgen!({
     path: "../../wit",

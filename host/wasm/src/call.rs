@@ -16,7 +16,7 @@ use crate::{
     cpu_scheduler::CpuScheduler,
     cpu_time::CpuTime,
     exports::{GuestFunction, GuestInstance},
-    failure::{CallFailure, GuestLimit},
+    failure::{CallFailure, GuestLimit, task_failure},
     fault_injection::INJECTED_FAULT,
     instance::{self, StoreData},
     instance_pool::{InstancePermit, InstanceQuota},
@@ -35,6 +35,8 @@ pub(crate) struct SharedState {
     pub(crate) limits: Limits,
     /// Secrets that the operator configured for every call.
     pub(crate) secrets: Secrets,
+    /// True if calls may have further secrets of their caller.
+    pub(crate) class_secrets: bool,
     /// The backend's share of the instance slots.
     pub(crate) instance_quota: InstanceQuota,
     /// Scheduler of CPU-bound calls.
@@ -77,7 +79,8 @@ pub(crate) async fn spawn<T: Send + 'static>(
 ) -> CallOutcome<T> {
     let task = guest_runtime.spawn(run(shared_state, context, method, function));
     task.await.unwrap_or_else(|error| {
-        tracing::error!(method, %error, "the host failed while it ran a guest");
+        let error = task_failure(&error);
+        tracing::error!(method, error, "the host failed while it ran a guest");
         CallOutcome::not_started(CallFailure::Panic)
     })
 }
@@ -203,7 +206,7 @@ fn limit_from_error(message: &str, limits: &Limits) -> Option<CallFailure> {
 /// Logs the guest's standard output and error: often only they explain a trap. Warns of a failure that is not
 /// an error which the guest returned.
 fn log_guest_output(method: &'static str, failure: Option<&CallFailure>, host: &StoreData) {
-    let printed = host.output.redacted_text(|text| host.redactor().redact(text).into_owned());
+    let printed = host.output.redacted_text(host.redactor());
     let (output, dropped_bytes) = printed.unwrap_or_default();
     match failure {
         Some(CallFailure::Storage(_)) | None => {

@@ -56,6 +56,7 @@ async fn shared_state_with_panicking_import(engine: &Engine) -> Arc<SharedState>
         capabilities: SharedCapabilities::unconfigured(BTreeMap::new(), &Limits::default()),
         limits: Limits::default(),
         secrets: Secrets::default(),
+        class_secrets: false,
         instance_quota: crate::instance_pool::InstanceQuota::new(Arc::default()),
         cpu_scheduler: engine.inner.new_cpu_scheduler(),
     })

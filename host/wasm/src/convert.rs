@@ -278,9 +278,13 @@ pub(crate) fn readiness(readiness: identity::Readiness, redactor: &Redactor) -> 
     }
 }
 
+/// Most bytes of a guest's message that are redacted and shown; [`printable`] shows fewer. The guest does not
+/// determine the host's work for a message.
+const MAX_MESSAGE_BYTES: usize = 16 << 10;
+
 /// A guest's message without the call's secrets. Redacts before it cuts: a cut could leave half a secret.
-fn redacted(text: &str, redactor: &Redactor) -> String {
-    printable(&redactor.redact(text))
+pub(crate) fn redacted(text: &str, redactor: &Redactor) -> String {
+    printable(&redactor.redact_start(text, MAX_MESSAGE_BYTES))
 }
 
 pub(crate) fn description(description: identity::Description) -> Description {

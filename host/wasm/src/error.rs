@@ -1,12 +1,12 @@
 //! Errors of loading a component.
 
-use cofferdam_backend::ContractViolation;
 use cofferdam_domain::storage::StorageError;
 
 use crate::{
     capabilities::{http::policy::OriginError, pool::store::PoolDirectoryError, state::file::StateFileError},
     contract::{self, Grant, InterfaceVersion},
     digest::Digest,
+    failure::task_failure,
 };
 
 /// A component that cannot become a backend, or an engine that cannot start. Every message is one line. It
@@ -134,12 +134,13 @@ pub enum LoadError {
         source: StorageError,
     },
     /// The component's description breaks a rule of the contract.
-    #[error("{name}: describes itself wrongly: {violation}")]
+    #[error("{name}: describes itself wrongly: {reason}")]
     InvalidDescription {
         /// The component.
         name: String,
-        /// The broken rule.
-        violation: ContractViolation,
+        /// The broken rule, a [`ContractViolation`](cofferdam_backend::ContractViolation) without the secrets
+        /// that it may quote.
+        reason: String,
     },
     /// `deadline-ms`, `cpu-ms` or `concurrent-calls` is zero, `queued-calls` is less than `concurrent-calls`,
     /// or one of the two numbers of calls is more than a semaphore holds.
@@ -204,7 +205,7 @@ pub enum LoadError {
         source: PoolDirectoryError,
     },
     /// A task of the host panicked or was cancelled while it loaded the component.
-    #[error("{name}: could not be loaded: {step} failed: {source}")]
+    #[error("{name}: could not be loaded: {step} failed: {}", task_failure(.source))]
     Internal {
         /// The component.
         name: String,

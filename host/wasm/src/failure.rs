@@ -30,6 +30,8 @@ pub(crate) enum CallFailure {
     ResultTooLarge(usize),
     /// The guest's response breaks a rule of the contract.
     ContractViolation(ContractViolation),
+    /// The caller passed secrets, and the operator has not granted `class-secrets` to the backend.
+    SecretsNotGranted,
     /// The host panicked, or the task of the call was cancelled.
     Panic,
     /// Too many calls are waiting, or the deadline passed before this one started.
@@ -42,6 +44,12 @@ pub(crate) enum CallFailure {
     /// Another operation, or work that outlived its call, uses the volume, snapshot or group snapshot, or a
     /// source of the requested one; or an earlier operation on the same object has no final result yet.
     Conflict(OperationConflict),
+}
+
+/// The reason that a task of the host ended without a result, without the message of a panic: it may quote a
+/// secret.
+pub(crate) fn task_failure(error: &tokio::task::JoinError) -> &'static str {
+    if error.is_panic() { "the host panicked (message withheld)" } else { "the task was cancelled" }
 }
 
 /// A limited resource of a guest.
@@ -89,7 +97,8 @@ impl CallFailure {
     /// The error that the caller receives. The error of a call that the host stopped is never final: the
     /// storage may have received the request. The error of a call that never reached the guest is not final
     /// either: an earlier call for the same volume may still have an effect, and after a final error the
-    /// caller would no longer retry or clean up.
+    /// caller would no longer retry or clean up. The exception is a call with secrets that are not granted:
+    /// only the operator can change its result, and earlier calls in doubt keep it from being final.
     pub(crate) fn into_error(self, redactor: &Redactor) -> StorageError {
         let unknown = |kind, message: String| StorageError::with_unknown_effect(kind, message);
         match self {
@@ -119,9 +128,15 @@ impl CallFailure {
                 format!("the backend passed a value of more than {limit} bytes (limit `result-bytes`)"),
             ),
             Self::ContractViolation(violation) => {
-                let reason = redactor.redact_escaped(&violation.to_string());
+                let reason = redactor.redact(&violation.to_string()).into_owned();
                 unknown(ErrorKind::Internal, format!("the backend's response breaks the contract: {reason}"))
             }
+            Self::SecretsNotGranted => StorageError::with_known_effect(
+                ErrorKind::PermissionDenied,
+                "the call has secrets, such as those of a class, which are not granted to the backend; \
+                 expected `class-secrets = true` in its section [backend.NAME]"
+                    .to_owned(),
+            ),
             Self::Panic => {
                 unknown(ErrorKind::Internal, "the host failed while it ran the backend".to_owned())
             }
@@ -161,6 +176,7 @@ impl CallFailure {
             Self::Deadline(_) | Self::CallerDeadline(_) => "deadline",
             Self::ResultTooLarge(_) => "result-too-large",
             Self::ContractViolation(_) => "contract-violation",
+            Self::SecretsNotGranted => "secrets-not-granted",
             Self::Panic => "panic",
             Self::Overloaded => "overloaded",
             Self::PoolExhausted => "pool-exhausted",
@@ -184,6 +200,7 @@ impl CallFailure {
             Self::CallerDeadline(_)
             | Self::Overloaded
             | Self::PoolExhausted
+            | Self::SecretsNotGranted
             | Self::Conflict(_)
             | Self::CircuitOpen(_) => BreakerSignal::Ignored,
         }
@@ -198,7 +215,7 @@ mod tests {
 
     #[test]
     fn call_failures_map_to_storage_errors_and_breaker_signals() {
-        use ErrorKind::{Aborted, DeadlineExceeded, Internal, OutOfRange, Unavailable};
+        use ErrorKind::{Aborted, DeadlineExceeded, Internal, OutOfRange, PermissionDenied, Unavailable};
         use Finality::{Final, InProgress, Unknown};
         let second = Duration::from_secs(1);
         let handles = GuestLimit { noun: "handles", max: 1, limit_name: "handles" };
@@ -222,6 +239,7 @@ mod tests {
                 Unknown,
                 BreakerSignal::Success,
             ),
+            (CallFailure::SecretsNotGranted, PermissionDenied, Final, BreakerSignal::Ignored),
             (CallFailure::Panic, Internal, Unknown, BreakerSignal::Failure),
             (CallFailure::Overloaded, Unavailable, Unknown, BreakerSignal::Ignored),
             (CallFailure::CircuitOpen(second), Unavailable, Unknown, BreakerSignal::Ignored),
@@ -243,5 +261,14 @@ mod tests {
             CallFailure::CircuitOpen(second).into_error(&Redactor::default()).retry_after_ms,
             Some(1000)
         );
+    }
+
+    #[tokio::test]
+    async fn the_message_of_a_panic_is_withheld() {
+        let text = "p\u{e4}ssword".to_owned();
+        let panicked = tokio::spawn(async move { panic!("{text} is not a number") }).await;
+        let panicked: tokio::task::JoinError = panicked.map(|(): ()| ()).unwrap_err();
+        assert!(panicked.to_string().contains("pässword"), "tokio shows it: {panicked}");
+        assert_eq!(task_failure(&panicked), "the host panicked (message withheld)");
     }
 }

@@ -68,7 +68,7 @@ pub(crate) fn new_store(
     context: CallContext,
     cpu_time: CpuTime,
 ) -> Store<StoreData> {
-    let output = GuestOutput::new(limits.log_bytes, context.redactor.max_secret_bytes());
+    let output = GuestOutput::new(limits.log_bytes, context.redactor.lookahead_bytes());
     let mut wasi = WasiCtx::builder();
     wasi.stdout(output.clone()).stderr(output.clone()).max_random_size(MAX_WASI_RANDOM);
     let mut table = ResourceTable::new();

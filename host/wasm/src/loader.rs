@@ -22,7 +22,7 @@ use crate::{
             client::HttpClient,
             config::HttpConfig,
             connect,
-            policy::{OriginConfigError, OriginPolicy},
+            policy::{self, OriginConfigError, OriginPolicy},
         },
         pool::{config::PoolConfig, store::Pool},
         session,
@@ -77,8 +77,12 @@ pub struct BackendConfig {
     pub sha256: Option<Digest>,
     /// The entries of the backend's `settings` import.
     pub settings: BTreeMap<String, String>,
-    /// Secrets of every call of the backend. A caller's secret of the same name takes precedence.
+    /// Secrets of every call of the backend. A caller's secret of the same name takes precedence; see
+    /// [`class_secrets`](Self::class_secrets).
     pub secrets: Secrets,
+    /// Grants the import `secrets` access to the secrets of a call's caller, such as those that a class
+    /// names. Without it, a call with secrets fails.
+    pub class_secrets: bool,
     /// The imports that are granted explicitly; see [`effective_grants`](Self::effective_grants).
     pub grants: BTreeSet<Grant>,
     /// Origins that the backend's HTTP requests may go to.
@@ -107,6 +111,7 @@ impl Default for BackendConfig {
             sha256: None,
             settings: BTreeMap::new(),
             secrets: Secrets::default(),
+            class_secrets: false,
             grants: Grant::DEFAULT.into(),
             http: HttpConfig::default(),
             limits: Limits::default(),
@@ -164,6 +169,7 @@ impl Engine {
             capabilities,
             limits,
             secrets: Secrets::default(),
+            class_secrets: false,
             instance_quota: slots,
             cpu_scheduler,
         });
@@ -216,7 +222,8 @@ impl Engine {
         faults: FaultPlan,
     ) -> Result<Arc<WasmBackend>, LoadError> {
         let grants = config.effective_grants();
-        let BackendConfig { sha256, settings, secrets, grants: _, http, limits, state, pool } = config;
+        let BackendConfig { sha256, settings, secrets, class_secrets, grants: _, http, limits, state, pool } =
+            config;
         let name = source.name();
         validate_limits(&name, &limits)?;
         let compiled = self.compile(source, limits.file_bytes, sha256).await?;
@@ -224,6 +231,14 @@ impl Engine {
         if pool.is_none() && compiled.interfaces.grants.contains(&Grant::Pool) {
             return Err(LoadError::NoPool { name });
         }
+        if class_secrets && !compiled.interfaces.grants.contains(&Grant::Secrets) {
+            tracing::warn!(
+                backend = name,
+                "`class-secrets` has no effect: the component does not import `secrets`"
+            );
+        }
+        policy::check_secret_names(&http, |secret| class_secrets || secrets.get(secret).is_some())
+            .map_err(|error| origin_error(&name, error))?;
         let policy = tokio::task::spawn_blocking(move || OriginPolicy::new(&http)).await;
         let policy = policy
             .map_err(join_error(&name, "reading certificates"))?
@@ -245,6 +260,7 @@ impl Engine {
             capabilities,
             limits,
             secrets,
+            class_secrets,
             instance_quota: InstanceQuota::new(Arc::clone(&self.inner.instance_pool)),
             cpu_scheduler: self.inner.new_cpu_scheduler(),
         });
@@ -443,13 +459,14 @@ fn one_line(error: &wasmtime::Error) -> String {
 
 /// Runs a call while the component is loaded, under the limits of one call. The limits of concurrent and
 /// queued calls and the circuit breaker do not apply: they belong to the backend, which does not exist yet.
+/// The call has the backend's secrets; returns the redactor for texts of the response, too.
 async fn initial_call<T: Send + 'static>(
     name: &str,
     inner: &EngineInner,
     shared_state: &Arc<SharedState>,
     function: &'static str,
     work: GuestFunction<T>,
-) -> Result<T, LoadError> {
+) -> Result<(T, Redactor), LoadError> {
     let deadline = Instant::now() + shared_state.limits.deadline();
     let context = CallContext::new(deadline, shared_state.secrets.clone());
     let redactor = context.redactor.clone();
@@ -459,11 +476,14 @@ async fn initial_call<T: Send + 'static>(
         }
         Err(failure) => call::CallOutcome::not_started(failure),
     };
-    outcome.result.map_err(|failure| LoadError::InitialCall {
-        name: name.to_owned(),
-        function,
-        source: failure.into_error(&redactor),
-    })
+    match outcome.result {
+        Ok(response) => Ok((response, redactor)),
+        Err(failure) => Err(LoadError::InitialCall {
+            name: name.to_owned(),
+            function,
+            source: failure.into_error(&redactor),
+        }),
+    }
 }
 
 /// Checks the types of a component's exports, calls its `describe`, and checks the description.
@@ -472,17 +492,20 @@ async fn describe(
     inner: &EngineInner,
     shared_state: &Arc<SharedState>,
 ) -> Result<Description, LoadError> {
-    initial_call(name, inner, shared_state, "instantiation", exports::check_types()).await?.map_err(
-        |mismatch| LoadError::TypeMismatch {
-            name: name.to_owned(),
-            reason: printable(&mismatch.to_string()),
-        },
-    )?;
-    let description =
+    let (types, _) = initial_call(name, inner, shared_state, "instantiation", exports::check_types()).await?;
+    types.map_err(|mismatch| LoadError::TypeMismatch {
+        name: name.to_owned(),
+        reason: printable(&mismatch.to_string()),
+    })?;
+    let (description, redactor) =
         initial_call(name, inner, shared_state, "identity.describe", exports::describe()).await?;
     let description = convert::description(description);
-    checks::check_description(&description)
-        .map_err(|violation| LoadError::InvalidDescription { name: name.to_owned(), violation })?;
+    checks::check_no_secret_in_description(&description, &redactor)
+        .and_then(|()| checks::check_description(&description))
+        .map_err(|violation| LoadError::InvalidDescription {
+            name: name.to_owned(),
+            reason: redactor.redact(&violation.to_string()).into_owned(),
+        })?;
     Ok(description)
 }
 
@@ -497,8 +520,9 @@ async fn describe_and_probe(
     let metrics = inner.metrics.driver_metrics(&description.name);
     shared_state.capabilities.session.set_metrics(metrics.session_metrics());
     shared_state.capabilities.http.set_metrics(metrics.http_metrics());
-    let readiness = initial_call(name, &inner, &shared_state, "identity.probe", exports::probe()).await?;
-    match convert::readiness(readiness, &Redactor::default()) {
+    let (readiness, redactor) =
+        initial_call(name, &inner, &shared_state, "identity.probe", exports::probe()).await?;
+    match convert::readiness(readiness, &redactor) {
         Readiness::Ready => {
             let (driver, version) = (&description.name, printable(&description.version));
             tracing::info!(%driver, version, %digest, "backend loaded");

@@ -5,6 +5,8 @@
 use std::sync::{Arc, Mutex, PoisonError};
 
 use bytes::Bytes;
+use cofferdam_backend::Redactor;
+use cofferdam_domain::text::is_control_or_format;
 use wasmtime::component::{HasData, Linker, ResourceTable};
 use wasmtime_wasi::{
     WasiView,
@@ -66,12 +68,14 @@ struct OutputBuffer {
 
 /// Maximum bytes of one write; the usual size of WASI streams.
 const MAX_WRITE: usize = 64 << 10;
+/// Bytes that are stored after the end of the text for a login token that starts before it.
+const MAX_TOKEN_FORM: usize = 8 << 10;
 
 impl GuestOutput {
-    /// Creates an output whose text has at most `shown` bytes. The buffer is larger by the longest secret, so
-    /// that a secret at the end of the text is recognised and redacted.
-    pub(crate) fn new(shown: usize, longest_secret: usize) -> Self {
-        let limit = shown.saturating_add(longest_secret);
+    /// Creates an output of which at most `shown` bytes are logged. The buffer is larger by the longest form
+    /// of a secret (`lookahead`), so that a secret at the end of the text is recognised and redacted.
+    pub(crate) fn new(shown: usize, lookahead: usize) -> Self {
+        let limit = shown.saturating_add(lookahead.max(MAX_TOKEN_FORM));
         Self(Arc::new(Mutex::new(OutputBuffer {
             bytes: Vec::new(),
             max_text_bytes: shown,
@@ -80,19 +84,26 @@ impl GuestOutput {
         })))
     }
 
-    /// The output as text, redacted, without control characters other than line breaks and within the limit,
-    /// and the number of dropped bytes. `None` without output.
-    pub(crate) fn redacted_text(&self, redact: impl Fn(&str) -> String) -> Option<(String, usize)> {
+    /// The output as text, redacted, without control and format characters other than line breaks and
+    /// within the limit, and the number of dropped bytes. `None` without output.
+    pub(crate) fn redacted_text(&self, redactor: &Redactor) -> Option<(String, usize)> {
         let buffer = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        // Redacts before anything is cut or replaced: otherwise half of a secret, or one with a blank for its
-        // tab, would not be recognised.
-        let text = redact(String::from_utf8_lossy(&buffer.bytes).trim());
-        let shown: String = text
-            .char_indices()
-            .take_while(|(at, _)| *at < buffer.max_text_bytes)
-            .map(|(_, letter)| if letter.is_control() && letter != '\n' { ' ' } else { letter })
+        let text = String::from_utf8_lossy(&buffer.bytes);
+        let text = text.trim();
+        // Where bytes were dropped, a secret that they complete is not recognised: what could be its start is
+        // not shown.
+        let max_shown = match buffer.dropped_bytes {
+            0 => buffer.max_text_bytes,
+            _ => buffer.max_text_bytes.min(text.len().saturating_sub(redactor.lookahead_bytes())),
+        };
+        // Redacts before control characters are replaced: otherwise a secret with a blank for its tab would
+        // not be recognised.
+        let shown: String = redactor
+            .redact_start(text, max_shown)
+            .chars()
+            .map(|letter| if is_control_or_format(letter) && letter != '\n' { ' ' } else { letter })
             .collect();
-        let lost = buffer.dropped_bytes.saturating_add(text.len().saturating_sub(shown.len()));
+        let lost = buffer.dropped_bytes.saturating_add(text.len().saturating_sub(max_shown));
         (!shown.is_empty() || lost > 0).then_some((shown, lost))
     }
 
@@ -145,22 +156,47 @@ impl OutputStream for GuestOutput {
 
 #[cfg(test)]
 mod tests {
+    use cofferdam_domain::storage::Secret;
+
     use super::*;
+
+    fn redactor(secret: &str) -> Redactor {
+        Redactor::new([("password".to_owned(), Secret::new(secret))].into_iter().collect())
+    }
 
     #[test]
     fn output_is_bounded_and_cleaned() {
         let output = GuestOutput::new(10, 0);
-        assert_eq!(output.redacted_text(str::to_owned), None);
+        assert_eq!(output.redacted_text(&Redactor::default()), None);
         output.append(b"a\x1b[");
         output.append(b"1m\xffbcdefg");
-        assert_eq!(output.redacted_text(str::to_owned), Some(("a [1m\u{fffd}bc".to_owned(), 4)));
+        assert_eq!(output.redacted_text(&Redactor::default()), Some(("a [1m\u{fffd}bc".to_owned(), 4)));
     }
 
     #[test]
     fn secret_at_the_output_limit_is_redacted() {
-        let output = GuestOutput::new(8, 10);
+        let redactor = redactor("a\tsecret\r");
+        let output = GuestOutput::new(8, redactor.lookahead_bytes());
         output.append(b"12345a\tsecret\r\n and more");
-        let blot = |text: &str| text.replace("a\tsecret\r", "#");
-        assert_eq!(output.redacted_text(blot), Some(("12345#\n ".to_owned(), 8)));
+        let (shown, _) = output.redacted_text(&redactor).unwrap();
+        assert_eq!(shown, "12345[secret]");
+    }
+
+    #[test]
+    fn half_a_secret_at_the_end_of_the_buffer_is_not_shown() {
+        // Placeholders are shorter than what they replace.
+        let secret = "0123456789abcdef".repeat(64);
+        let redactor = redactor(&secret);
+        let output = GuestOutput::new(1_100, redactor.lookahead_bytes());
+        (0..20).for_each(|_| output.append(format!("{secret}.").as_bytes()));
+        let (shown, lost) = output.redacted_text(&redactor).unwrap();
+        assert!(!shown.contains("0123") && shown.starts_with("[secret].") && lost > 18 * 1_024, "{shown}");
+        // A token that the call learns is shorter than what is stored after the text.
+        let token = "t0ken".repeat(1_000);
+        assert!(redactor.add_token(&token));
+        let output = GuestOutput::new(2_000, 0);
+        (0..4).for_each(|_| output.append(format!("{token}.").as_bytes()));
+        let (shown, _) = output.redacted_text(&redactor).unwrap();
+        assert!(!shown.contains("t0ken"), "{shown}");
     }
 }

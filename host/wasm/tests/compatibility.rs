@@ -208,7 +208,8 @@ async fn released_components_can_use_every_import() {
                 ..OriginConfig::default()
             }],
         };
-        let config = BackendConfig { http, grants: Grant::ALL.into(), ..BackendConfig::default() };
+        let grants = Grant::ALL.into();
+        let config = BackendConfig { http, grants, class_secrets: true, ..BackendConfig::default() };
         let backend = load(version, "net.wasm", config).await;
         let script = format!(
             r#"[{{"acquire":"k"}},{{"put":["k","login",60000]}},{{"acquire":"k"}},{{"reveal":"password"}},

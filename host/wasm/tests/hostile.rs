@@ -16,8 +16,8 @@ use cofferdam_domain::{
         StorageError, ValidateVolume, Validation,
     },
 };
-use cofferdam_wasm::{Limits, WasmBackend};
-use common::{call, create, engine, load, request};
+use cofferdam_wasm::{BackendConfig, ComponentSource, Limits, WasmBackend};
+use common::{call, create, engine, load, request, settings};
 
 /// Default limits, with a circuit breaker that does not open.
 fn limits() -> Limits {
@@ -263,14 +263,94 @@ async fn secrets_in_guest_answers_are_redacted_or_rejected() {
     assert_eq!(answer, Readiness::NotReady("the array says: [secret].".to_owned()));
     let status = backend.get_volume(secret_call(), VolumeHandle::new("echo")).await.unwrap();
     assert_eq!(status.condition.unwrap().message, "the array says: [secret].");
-    let asked = CreateSnapshot {
-        name: "echo-handle".to_owned(),
-        source: VolumeHandle::new("v"),
+    for (echo, expected) in [
+        ("echo-handle", "the snapshot handle contains a secret of the call"),
+        ("echo-group", "the group's handle contains a secret of the call"),
+        ("echo-owner", "the owner's content contains a secret of the call"),
+    ] {
+        let asked = CreateSnapshot {
+            name: echo.to_owned(),
+            source: VolumeHandle::new(echo),
+            parameters: Parameters::new(),
+            owner: None,
+        };
+        let error = backend.create_snapshot(secret_call(), asked).await.unwrap_err();
+        assert_unknown(&error, ErrorKind::Internal, expected);
+    }
+    let error = backend.list_snapshots(secret_call(), None, page_after("echo-owner")).await.unwrap_err();
+    assert_unknown(&error, ErrorKind::Internal, "the owner's cluster contains a secret of the call");
+    let asked = CreateGroupSnapshot {
+        name: "echo-member".to_owned(),
+        sources: [VolumeHandle::new("a")].into(),
         parameters: Parameters::new(),
         owner: None,
     };
-    let error = backend.create_snapshot(secret_call(), asked).await.unwrap_err();
+    let error = backend.create_group_snapshot(secret_call(), asked).await.unwrap_err();
     assert_unknown(&error, ErrorKind::Internal, "the snapshot handle contains a secret of the call");
+}
+
+#[tokio::test]
+async fn encoded_secrets_in_guest_answers_are_redacted_or_rejected() {
+    // hunter2"hunter2 in base64 after `u:`, percent-encoded, as JSON, and in hexadecimal.
+    for (echo, shown) in [
+        ("dTpodW50ZXIyImh1bnRlcjI=", "dT[secret]="),
+        ("hunter2%22hunter2", "[secret]"),
+        ("hunter2\\u0022hunter2", "[secret]"),
+        ("68756E746572322268756E74657232", "[secret]"),
+    ] {
+        let backend = load_hostile(&[("echo", echo), ("on-probe", "echo")], limits()).await;
+        let error = backend.create_volume(secret_call(), request("echo-error", 1)).await.unwrap_err();
+        assert_eq!(error.message, format!("the array says: {shown}."));
+        let answer = backend.probe(secret_call()).await.unwrap();
+        assert_eq!(answer, Readiness::NotReady(format!("the array says: {shown}.")));
+        for (name, expected) in [
+            ("echo-handle", "the volume handle contains a secret of the call"),
+            ("echo-context", "the context has a secret of the call under the key \"password\""),
+            ("echo-connection-info", "the connection info has a secret of the call under the key \"path\""),
+        ] {
+            let error = backend.create_volume(secret_call(), request(name, 1)).await.unwrap_err();
+            assert_unknown(&error, ErrorKind::Internal, expected);
+        }
+    }
+}
+
+#[tokio::test]
+async fn secrets_in_listed_volumes_are_rejected() {
+    let backend = load_hostile(&[("echo", SECRET)], limits()).await;
+    for (handle, expected) in [
+        (SECRET, "the volume handle contains a secret of the call"),
+        ("echo-context", "the context has a secret of the call under the key \"password\""),
+        ("echo-node", "the node id contains a secret of the call"),
+        ("echo-owner", "the owner's cluster contains a secret of the call"),
+    ] {
+        let error = backend.get_volume(secret_call(), VolumeHandle::new(handle)).await.unwrap_err();
+        assert_unknown(&error, ErrorKind::Internal, expected);
+        assert!(!error.message.contains("hunter2"), "{error}");
+    }
+    let error = backend.list_volumes(secret_call(), page_after("echo-entry")).await.unwrap_err();
+    assert_unknown(&error, ErrorKind::Internal, "the volume handle contains a secret of the call");
+}
+
+#[tokio::test]
+async fn secrets_in_a_description_are_rejected_at_load() {
+    for (setting, expected) in [
+        ("name", "the driver name contains a secret of the call"),
+        ("version", "the version contains a secret of the call"),
+        ("topology-keys", "the topology key contains a secret of the call"),
+        ("features", "the feature contains a secret of the call"),
+    ] {
+        let text = format!("v{SECRET}");
+        let source =
+            ComponentSource::Bytes { name: "guest.wasm".to_owned(), bytes: cofferdam_test_guests::HOSTILE };
+        let config = BackendConfig {
+            settings: settings(&[(setting, &text)]),
+            secrets: secret_call().secrets,
+            limits: limits(),
+            ..BackendConfig::default()
+        };
+        let error = engine().load(source, config).await.unwrap_err().to_string();
+        assert_eq!(error, format!("guest.wasm: describes itself wrongly: {expected}"));
+    }
 }
 
 fn page_after(after: &str) -> PageRequest {

@@ -51,7 +51,9 @@ async fn load_binary(
     limits: Limits,
 ) -> Result<Arc<WasmBackend>, LoadError> {
     let source = ComponentSource::Bytes { name: "x.wasm".to_owned(), bytes };
-    engine.load(source, BackendConfig { limits, grants: Grant::ALL.into(), ..BackendConfig::default() }).await
+    let grants = Grant::ALL.into();
+    let config = BackendConfig { limits, grants, class_secrets: true, ..BackendConfig::default() };
+    engine.load(source, config).await
 }
 
 fn assert_one_line(text: &str, expected: &str) {

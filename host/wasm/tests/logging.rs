@@ -1,5 +1,5 @@
-//! Log lines of guests are redacted and bounded, and a trap is logged with the guest's output. One test only,
-//! because the log is global to the process.
+//! Log lines of guests, and of their load, are redacted and bounded, and a trap is logged with the guest's
+//! output. One test only, because the log is global to the process.
 #![expect(clippy::unwrap_used, reason = "a helper of tests fails as a test does")]
 
 mod common;
@@ -11,8 +11,8 @@ use std::{
 
 use cofferdam_backend::{Backend as _, Call};
 use cofferdam_domain::storage::Secret;
-use cofferdam_wasm::Limits;
-use common::{call, create, engine, load, request};
+use cofferdam_wasm::{BackendConfig, ComponentSource, Limits};
+use common::{call, create, engine, load, request, settings};
 
 #[derive(Clone, Default)]
 struct CapturedLog(Arc<Mutex<Vec<u8>>>);
@@ -75,4 +75,29 @@ async fn guest_output_is_logged_redacted_and_bounded() {
     // Through the import, on standard output, and on standard error.
     assert_eq!(log.matches("the array says: [secret].").count(), 3, "{log}");
     assert!(!log.contains("hunter2"), "{log}");
+
+    // Also encoded, here in hexadecimal.
+    let digits = "68756e746572322d68756e74657232";
+    let encoded =
+        load(&engine(), cofferdam_test_guests::HOSTILE, &[("echo", digits)], Limits::default()).await;
+    captured.take();
+    let secret = ("password".to_owned(), Secret::new("hunter2-hunter2"));
+    let secret_call = Call { secrets: [secret].into_iter().collect(), ..call() };
+    encoded.unwrap().create_volume(secret_call, request("echo-log", 1)).await.unwrap();
+    let log = captured.take();
+    assert_eq!(log.matches("the array says: [secret].").count(), 3, "{log}");
+    assert!(!log.contains(digits), "{log}");
+
+    // At load, `probe` reports a secret of the backend as the reason that it is not ready.
+    let source =
+        ComponentSource::Bytes { name: "guest.wasm".to_owned(), bytes: cofferdam_test_guests::HOSTILE };
+    let config = BackendConfig {
+        settings: settings(&[("echo", "hunter2-hunter2"), ("on-probe", "echo")]),
+        secrets: [("password".to_owned(), Secret::new("hunter2-hunter2"))].into_iter().collect(),
+        ..BackendConfig::default()
+    };
+    engine().load(source, config).await.unwrap();
+    let log = captured.take();
+    assert!(log.contains("it reports that it is not ready"), "{log}");
+    assert!(log.contains("the array says: [secret].") && !log.contains("hunter2"), "{log}");
 }

@@ -3,9 +3,8 @@
 use std::{collections::BTreeMap, fs, time::Duration};
 
 use super::results::Cost;
-use crate::process::ManagedProcess;
+use crate::{control_plane, process::ManagedProcess};
 use anyhow::{Context as _, Result, ensure};
-use http::Request;
 use kube::Client;
 
 /// Verbs of writes in apiserver_request_total.
@@ -106,7 +105,7 @@ impl UsageReading {
 
 impl ApiCounters {
     async fn read(client: &Client) -> Result<Self> {
-        let page = client.request_text(Request::get("/metrics").body(Vec::new())?).await?;
+        let page = control_plane::metrics_page(client).await?;
         let mut api = Self::default();
         for line in page.lines() {
             api.add_metric_line(line);

@@ -9,10 +9,10 @@ use std::{
 };
 
 use anyhow::{Context as _, Result, ensure};
-use http::Request;
 
 use crate::{
     backend::BackendFixture,
+    control_plane,
     process::{CommandSpec, ManagedProcess},
     run::SuiteRun,
 };
@@ -147,7 +147,7 @@ async fn run_one(run: &SuiteRun, row: &SanityRun) -> Result<()> {
         "csi-sanity skips for {reasons:?}: expected {expected_reasons:?}; its log is {}",
         path.display()
     );
-    let metrics = client.request_text(Request::get("/metrics").body(Vec::new())?).await?;
+    let metrics = control_plane::metrics_page(&client).await?;
     for method in row.called_methods {
         ensure!(
             metrics.contains(&format!("/csi.v1.Controller/{method}\"")),

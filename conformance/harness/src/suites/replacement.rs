@@ -2,11 +2,14 @@
 //! `persistentvolume-binder-controller` of kube-controller-manager) and as provisioner, twice while claims
 //! are created and once while they are deleted. Each replacement kills the running process, and starts the
 //! other one when work is pending. Every claim becomes Bound to a volume of its own, and no volume is left at
-//! the storage after the deletion.
+//! the storage after the deletion. At the end, csi-provisioner replaces Cofferdam as the documentation
+//! describes a rollback: after the intent journal is empty.
 
 use std::{collections::BTreeMap, path::PathBuf, time::Duration};
 
 use anyhow::{Context as _, Result, ensure};
+use k8s_openapi::api::core::v1::ConfigMap;
+use kube::{Api, api::ListParams};
 
 use crate::{
     account::Account,
@@ -15,9 +18,11 @@ use crate::{
     control_plane::{ApiUser, BINDER_CONTROLLERS, ControlPlane, ControlPlaneOptions},
     driver::CsiDriverProcess,
     implementation::Implementation,
+    metric_names::{self, UpstreamProgram},
+    namespaces,
     process::ManagedProcess,
     run::SuiteRun,
-    sidecar,
+    sidecar, wait,
 };
 
 /// Minimum number of claims of each load. More are created until the second replacement is done, so that
@@ -34,6 +39,8 @@ const BOUND_AT_FIRST_SWAP: usize = 40;
 /// Minimum number of Bound claims at the second replacement.
 const BOUND_AT_SECOND_SWAP: usize = 140;
 const TIMEOUT: Duration = Duration::from_secs(300);
+/// Duration of a driver call that is open while its claim is deleted.
+const OPEN_CALL: Duration = Duration::from_secs(10);
 const DRIVER: &str = "peer.conformance.cofferdam.dev";
 /// Controllers of kube-controller-manager that add and remove the protection finalizers of claims and
 /// volumes. They are not replaced: kube-controller-manager runs them beside either implementation.
@@ -46,7 +53,9 @@ pub(super) async fn run(run: &SuiteRun) -> Result<()> {
     replace_binder_of_cofferdam(run, &mut plane).await?;
     replace_binder_of_csi_provisioner(run, &mut plane).await?;
     replace_provisioner(run, &mut plane).await?;
-    plane.stop().await
+    plane.stop().await?;
+    let prefixes = &["process_", "pv_collector_", "rest_client_", "retroactive_", "volume_", "workqueue_"];
+    metric_names::compare(run, &[UpstreamProgram { name: "kube-controller-manager", prefixes }])
 }
 
 /// A controller with two implementations, of which at most one runs.
@@ -266,6 +275,35 @@ async fn replace_provisioner(run: &SuiteRun, plane: &mut ControlPlane) -> Result
     };
     plane.replace_controller_manager(run, BINDER_CONTROLLERS).await?;
     replace_under_load(&claims, Implementation::Upstream, &mut provisioner).await?;
+    roll_back_with_open_call(&claims, plane, &mut provisioner).await?;
     provisioner.process.context("no provisioner runs")?.stop().await?;
     provisioner.driver.process.stop().await
+}
+
+/// Replaces Cofferdam's provisioner by csi-provisioner after a claim was deleted during its CreateVolume
+/// call, once the intent journal is empty. No volume is left at the storage.
+async fn roll_back_with_open_call(
+    claims: &Claims,
+    plane: &ControlPlane,
+    provisioner: &mut Provisioner<'_>,
+) -> Result<()> {
+    let maps: Api<ConfigMap> = Api::namespaced(plane.client().clone(), namespaces::COFFERDAM);
+    let parameters = ListParams::default().labels("cofferdam.dev/journal=intents");
+    let ensure_intents = async |expected: usize| {
+        let maps = maps.list(&parameters).await?;
+        let intents: usize = maps.iter().filter_map(|map| Some(map.data.as_ref()?.len())).sum();
+        ensure!(intents == expected, "the journal has {intents} intents: expected {expected}");
+        Ok(())
+    };
+    provisioner.driver.set_latency(OPEN_CALL).await?;
+    claims.create(0..1).await?;
+    wait::until("an intent for the claim", TIMEOUT, async || ensure_intents(1).await).await?;
+    claims.delete(0..1).await?;
+    wait::until("an empty journal", TIMEOUT, async || ensure_intents(0).await).await?;
+    provisioner.driver.set_latency(Duration::ZERO).await?;
+    provisioner.kill(Implementation::Cofferdam).await?;
+    provisioner.start(Implementation::Upstream).await?;
+    let stored = provisioner.stored_volumes().await?;
+    ensure!(stored.is_empty(), "{} volumes are left at the storage: {stored:?}", stored.len());
+    Ok(())
 }

@@ -2,7 +2,9 @@
 //! roles run within the suite's process, with a scripted driver. Each scenario runs once without a crash, and
 //! once with a crash: the first simulated process is killed after one of its effects (an API write or a
 //! driver call), does not get the response, and is replaced. A scenario runs only without a crash if the
-//! first process has no effect, because the process of another node does all the work.
+//! first process has no effect, because the process of another node does all the work. At the end of each
+//! run, new processes must find nothing to do: no write except of Events, and no driver call, until they
+//! are idle.
 
 use std::{cell::RefCell, fmt::Debug, path::Path, sync::Arc, time::Duration};
 
@@ -16,7 +18,7 @@ use cofferdam_sim::{
 };
 use futures::future::try_join_all;
 use k8s_openapi::api::{
-    core::v1::{ConfigMap, Event, Namespace, Node, PersistentVolume, PersistentVolumeClaim, Pod},
+    core::v1::{ConfigMap, Event, Namespace, Node, PersistentVolume, PersistentVolumeClaim, Pod, Secret},
     storage::v1::{CSIDriver, CSINode, StorageClass, VolumeAttachment},
 };
 use kube::{
@@ -213,6 +215,7 @@ async fn delete_all_objects(client: &Client) -> Result<()> {
     delete_objects_of_kind::<DynamicObject>("VolumeAttributesClass", &Api::all_with(default(), &kind), "")
         .await?;
     delete_objects::<ConfigMap>(&Api::default_namespaced(default()), "cofferdam-").await?;
+    delete_objects::<Secret>(&Api::default_namespaced(default()), "").await?;
     delete_objects::<Event>(&Api::default_namespaced(default()), "").await
 }
 

@@ -15,11 +15,16 @@ use crate::metrics::Metrics;
 
 /// Timeout of a request, including its response's body; [`ApiClient::open`] has none. After the timeout, the
 /// outcome is unknown. Half of kube-apiserver's default timeout of 60 s for non-watch requests.
-const REQUEST_TIMEOUT: Duration = Duration::from_secs(30);
+pub(crate) const REQUEST_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// Maximum size of a response's body in bytes; a larger body is [`ApiError::Unavailable`].
-/// [`ApiClient::open`] limits only the body of an error status. 500 objects of 128 KiB are within the limit.
+/// [`ApiClient::open`] limits only the body of an error status, and [`ApiClient::read_page`] has a limit of
+/// its own.
 const MAX_RESPONSE_BYTES: usize = 64 << 20;
+
+/// Default of [`ApiClient::max_page_bytes`]: 500 objects of 32 KiB, and more than any single object, which
+/// etcd limits to 1.5 MiB before JSON escapes.
+const MAX_PAGE_BYTES: usize = 16 << 20;
 
 /// `Accept` header of JSON responses.
 const ACCEPT_JSON: &str = "application/json";
@@ -35,12 +40,24 @@ const ACCEPT_METADATA: &str = "application/json;as=PartialObjectMetadata;g=meta.
 pub struct ApiClient {
     client: kube::Client,
     metrics: Metrics,
+    max_page_bytes: usize,
 }
 
 impl ApiClient {
     /// A client over `client`, which must not retry.
     pub fn new(client: kube::Client, metrics: Metrics) -> Self {
-        Self { client, metrics }
+        Self { client, metrics, max_page_bytes: MAX_PAGE_BYTES }
+    }
+
+    /// The same client with another [`ApiClient::max_page_bytes`].
+    #[must_use]
+    pub(crate) fn with_max_page_bytes(self, max_page_bytes: usize) -> Self {
+        Self { max_page_bytes, ..self }
+    }
+
+    /// Maximum size of a list page's body in bytes. A larger page is requested again with fewer objects.
+    pub(crate) const fn max_page_bytes(&self) -> usize {
+        self.max_page_bytes
     }
 
     /// Sends a request with a JSON body and returns the response's body. `target` names the object in errors.
@@ -119,10 +136,58 @@ impl ApiClient {
     /// # Errors
     /// [`ApiError`], also for an error status.
     pub(crate) async fn open(&self, path: &str, target: &str) -> Result<http::Response<Body>, ApiError> {
+        let response = self.send_get(path, target).await?;
+        Self::check_status(response, target).await
+    }
+
+    /// Sends a GET request for a list page and returns the response's body; `None` if it has more than
+    /// [`ApiClient::max_page_bytes`]. The body is in memory once.
+    ///
+    /// # Errors
+    /// [`ApiError`]; [`ApiError::Unavailable`] after `timeout`.
+    pub(crate) async fn read_page(
+        &self,
+        path: &str,
+        target: &str,
+        timeout: Duration,
+    ) -> Result<Option<Vec<u8>>, ApiError> {
+        let exchange = async {
+            let response =
+                self.send_get(path, target).await.inspect_err(|_| self.metrics.request("get", "none"))?;
+            self.metrics.request("get", response.status().as_str());
+            let mut body = Self::check_status(response, target).await?.into_body();
+            let mut bytes = Vec::new();
+            while let Some(frame) = body.frame().await {
+                let frame = frame.map_err(|error| ApiError::unavailable(target, &error))?;
+                let Ok(data) = frame.into_data() else { continue };
+                if data.len() > self.max_page_bytes.saturating_sub(bytes.len()) {
+                    return Ok(None);
+                }
+                bytes.extend_from_slice(&data);
+            }
+            Ok(Some(bytes))
+        };
+        tokio::time::timeout(timeout, exchange).await.unwrap_or_else(|_| {
+            let message = format!("no response within {timeout:?}");
+            Err(ApiError::Unavailable { target: target.to_owned(), message })
+        })
+    }
+
+    /// Sends a GET request. Any status is a response.
+    async fn send_get(&self, path: &str, target: &str) -> Result<http::Response<Body>, ApiError> {
         let request = Request::get(path).header(header::ACCEPT, ACCEPT_JSON).body(Body::empty());
         let request = request.map_err(|error| ApiError::unavailable(target, &error))?;
-        let response =
-            self.client.send(request).await.map_err(|error| ApiError::unavailable(target, &error))?;
+        self.client.send(request).await.map_err(|error| ApiError::unavailable(target, &error))
+    }
+
+    /// Returns a response with a success status.
+    ///
+    /// # Errors
+    /// [`ApiError`] of any other status.
+    async fn check_status(
+        response: http::Response<Body>,
+        target: &str,
+    ) -> Result<http::Response<Body>, ApiError> {
         let status = response.status();
         if status.is_success() {
             return Ok(response);

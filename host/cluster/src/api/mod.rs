@@ -7,7 +7,7 @@ mod list;
 mod resource;
 
 pub use client::ApiClient;
-pub(crate) use client::JSON_PATCH_CONTENT_TYPE;
+pub(crate) use client::{JSON_PATCH_CONTENT_TYPE, REQUEST_TIMEOUT};
 pub use error::ApiError;
-pub(crate) use list::ListPage;
+pub(crate) use list::{ListPage, PageRequests};
 pub use resource::{ApiResource, Scope};

@@ -11,7 +11,7 @@ use serde::Deserialize;
 use super::{
     DecodeError, Kind, claim_progress as progress,
     error::parse_json,
-    fields::{ResourceList, access_modes, volume_mode},
+    fields::{ResourceList, access_mode_list, access_modes, volume_mode},
     meta::Meta,
     strings::{InternedStr, OwnedStr},
 };
@@ -77,6 +77,7 @@ impl Kind for Claim {
         let Wire { metadata, spec, status } = parse_json(json)?;
         let key = ClaimKey::new(metadata.namespace(), metadata.name());
         let source = spec.data_source.or(spec.data_source_ref);
+        let status_modes = access_mode_list("status.accessModes", status.access_modes)?;
         Ok(Self {
             key,
             controller_uid: metadata.controller(),
@@ -101,7 +102,8 @@ impl Kind for Claim {
                 Some("Lost") => ClaimPhase::Lost,
                 None | Some(_) => ClaimPhase::Pending,
             },
-            status_access_modes: access_modes("status.accessModes", status.access_modes)?,
+            status_access_modes: status_modes.set,
+            status_access_mode_list: status_modes.notation,
             status_capacity: status
                 .capacity
                 .and_then(|capacity| capacity.storage)

@@ -5,11 +5,36 @@ use serde::Deserialize;
 
 use super::DecodeError;
 
-/// Parses a list of access modes.
+/// A list of access modes.
+pub(super) struct AccessModeList {
+    pub(super) set: AccessModes,
+    /// The list itself, if it has duplicates or another order than [`AccessModes::iter`]; else `None`.
+    pub(super) notation: Option<Box<[AccessMode]>>,
+}
+
+/// Parses a list of access modes, and keeps its notation.
+pub(super) fn access_mode_list(
+    path: &'static str,
+    modes: Option<Vec<Box<str>>>,
+) -> Result<AccessModeList, DecodeError> {
+    let list = parse_access_modes(path, modes)?;
+    let set: AccessModes = list.iter().copied().collect();
+    let is_usual = set.iter().eq(list.iter().copied());
+    Ok(AccessModeList { set, notation: (!is_usual).then_some(list) })
+}
+
+/// Parses a list of access modes as a set.
 pub(super) fn access_modes(
     path: &'static str,
     modes: Option<Vec<Box<str>>>,
 ) -> Result<AccessModes, DecodeError> {
+    Ok(parse_access_modes(path, modes)?.iter().copied().collect())
+}
+
+fn parse_access_modes(
+    path: &'static str,
+    modes: Option<Vec<Box<str>>>,
+) -> Result<Box<[AccessMode]>, DecodeError> {
     let parse = |mode: Box<str>| {
         AccessMode::parse(&mode).ok_or_else(|| DecodeError::Value {
             path,
@@ -47,6 +72,15 @@ impl WireQuantity {
             Self::Text(text) => Quantity::parse(text),
             Self::Number(number) => Quantity::parse(&number.to_string()),
         }
+    }
+
+    /// The text of a quantity, if it is not the one that `quantity` has.
+    pub(super) fn other_notation(&self, quantity: Quantity) -> Option<Box<str>> {
+        let text = match self {
+            Self::Text(text) => text.clone(),
+            Self::Number(number) => number.to_string().into(),
+        };
+        (*text != *quantity.to_string()).then_some(text)
     }
 }
 

@@ -7,13 +7,16 @@ use serde::Deserialize;
 
 use super::{
     DecodeError,
-    strings::{AnnotationPolicy, InternedMap, InternedStr, LabelPolicy, OwnedStr},
+    strings::{AnnotationPolicy, InternPolicy, InternedMap, InternedStr, LabelPolicy, NoLabels, OwnedStr},
 };
 
-/// `metadata` on the wire.
+/// `metadata` on the wire, of a kind whose labels are read.
+pub(crate) type LabelledMeta = Meta<LabelPolicy>;
+
+/// `metadata` on the wire. `L` selects the labels that are kept.
 #[derive(Deserialize, Default)]
-#[serde(rename_all = "camelCase", default)]
-pub(crate) struct Meta {
+#[serde(rename_all = "camelCase", default, bound = "L: InternPolicy + Default")]
+pub(crate) struct Meta<L = NoLabels> {
     name: OwnedStr,
     namespace: InternedStr,
     uid: Option<OwnedStr>,
@@ -23,7 +26,7 @@ pub(crate) struct Meta {
     creation_timestamp: Option<Box<str>>,
     finalizers: Option<Vec<InternedStr>>,
     annotations: Option<InternedMap<AnnotationPolicy>>,
-    labels: Option<InternedMap<LabelPolicy>>,
+    labels: Option<InternedMap<L>>,
     owner_references: Option<Vec<OwnerReference>>,
 }
 
@@ -33,7 +36,7 @@ struct OwnerReference {
     controller: Option<bool>,
 }
 
-impl Meta {
+impl<L> Meta<L> {
     /// `name`
     pub(crate) fn name(&self) -> Arc<str> {
         Arc::clone(&self.name.0)
@@ -85,5 +88,36 @@ impl Meta {
             annotations: self.annotations.unwrap_or_default().map,
             labels: self.labels.unwrap_or_default().map,
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use cofferdam_domain::{Claim, ObjectMeta, Volume, names};
+    use serde_json::json;
+
+    use crate::objects::{Kind, decode::object};
+
+    /// Decodes an object with a label, an annotation that the controllers read, and one that they do not.
+    fn meta<K: Kind>() -> ObjectMeta {
+        let metadata = json!({
+            "name": "a", "namespace": "n", "resourceVersion": "1", "labels": {"tier": "gold"},
+            "annotations": {
+                names::SELECTED_NODE: "node-1", "example.com/note": "text",
+                "kubectl.kubernetes.io/last-applied-configuration": "{}",
+            },
+        });
+        object::<K>(&json!({"metadata": metadata}).to_string()).unwrap().unwrap().meta().clone()
+    }
+
+    #[test]
+    fn only_metadata_that_the_controllers_read_is_kept() {
+        for meta in [meta::<Claim>(), meta::<Volume>()] {
+            let annotations: Vec<_> = meta.annotations.iter().collect();
+            assert_eq!(annotations, [(names::SELECTED_NODE, "node-1")]);
+        }
+        assert!(meta::<Claim>().labels.is_empty());
+        let labels = meta::<Volume>().labels;
+        assert_eq!(labels.iter().collect::<Vec<_>>(), [("tier", "gold")]);
     }
 }

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use cofferdam_domain::{Node, NodeName, NodeVolumeStatus, ObjectMeta, StringMap, UniqueVolumeName, names};
 use serde::Deserialize;
 
-use super::{DecodeError, Kind, error::parse_json, meta::Meta, strings::OwnedStr};
+use super::{DecodeError, Kind, error::parse_json, meta::LabelledMeta, strings::OwnedStr};
 use crate::api::ApiResource;
 
 impl Kind for Node {
@@ -16,7 +16,8 @@ impl Kind for Node {
     fn decode(json: &str) -> Result<Self, DecodeError> {
         #[derive(Deserialize)]
         struct Wire {
-            metadata: Meta,
+            // A driver's topology may use any label.
+            metadata: LabelledMeta,
             #[serde(default)]
             spec: Spec,
             #[serde(default)]

@@ -86,11 +86,7 @@ impl Kind for Pod {
         }
         Ok(Self {
             key: PodKey::new(metadata.namespace(), metadata.name()),
-            meta: ObjectMeta {
-                annotations: StringMap::default(),
-                labels: StringMap::default(),
-                ..metadata.into_domain()?
-            },
+            meta: ObjectMeta { annotations: StringMap::default(), ..metadata.into_domain()? },
             node: spec.node_name.filter(|node| !node.0.is_empty()).map(|node| NodeName::new(node.0)),
             terminated: matches!(status.phase.as_deref(), Some("Failed" | "Succeeded"))
                 || (deleting && !running),

@@ -6,18 +6,16 @@
 use std::{
     collections::HashSet,
     fmt,
+    marker::PhantomData,
     sync::{Arc, LazyLock},
 };
 
-use cofferdam_domain::StringMap;
+use cofferdam_domain::{StringMap, names};
 use parking_lot::Mutex;
 use serde::{
     Deserialize, Deserializer,
     de::{Error, IgnoredAny, MapAccess, Visitor},
 };
-
-/// kubectl's copy of the last applied manifest. It is large and not used.
-const LAST_APPLIED: &str = "kubectl.kubernetes.io/last-applied-configuration";
 
 /// Maximum length of an interned string in bytes: the limit of Kubernetes names.
 const MAX_INTERNED_BYTES: usize = 253;
@@ -100,37 +98,45 @@ impl<'de> Deserialize<'de> for InternedStr {
     }
 }
 
-/// Selects the entries of a map that are kept, and those whose value is interned. The names of all entries
-/// are interned.
-trait InternPolicy {
+/// Selects the entries of a map that are kept, and whether their values are interned. The names of kept
+/// entries are interned. Nothing of a skipped entry is kept, not even in the interner.
+pub(crate) trait InternPolicy {
+    /// True if values are interned.
+    const INTERNS_VALUES: bool;
+
     /// Returns `true` if the entry of this name is skipped.
     fn is_skipped(_name: &str) -> bool {
         false
     }
-
-    /// Returns `true` if the value of this name is interned.
-    fn is_interned(name: &str) -> bool;
 }
 
-/// Annotations without [`LAST_APPLIED`]. Those of a domain that ends with `kubernetes.io` mostly have few
-/// distinct values, so their values are interned.
+/// The annotations of [`names::CACHED_ANNOTATIONS`]. Most have few distinct values, so values are interned.
 pub(crate) struct AnnotationPolicy;
 
 impl InternPolicy for AnnotationPolicy {
-    fn is_skipped(name: &str) -> bool {
-        name == LAST_APPLIED
-    }
+    const INTERNS_VALUES: bool = true;
 
-    fn is_interned(name: &str) -> bool {
-        name.split_once('/').is_some_and(|(domain, _)| domain.ends_with("kubernetes.io"))
+    fn is_skipped(name: &str) -> bool {
+        !names::CACHED_ANNOTATIONS.contains(&name)
     }
 }
 
-/// Labels. Many objects share a value, so all values are interned.
+/// Labels of a kind whose labels are read. Many objects share a value, so values are interned.
+#[derive(Default)]
 pub(crate) struct LabelPolicy;
 
 impl InternPolicy for LabelPolicy {
-    fn is_interned(_: &str) -> bool {
+    const INTERNS_VALUES: bool = true;
+}
+
+/// Labels of a kind whose labels are not read. Only the size of an object limits the size of its labels.
+#[derive(Default)]
+pub(crate) struct NoLabels;
+
+impl InternPolicy for NoLabels {
+    const INTERNS_VALUES: bool = false;
+
+    fn is_skipped(_: &str) -> bool {
         true
     }
 }
@@ -139,20 +145,29 @@ impl InternPolicy for LabelPolicy {
 pub(crate) struct DriverDataPolicy;
 
 impl InternPolicy for DriverDataPolicy {
-    fn is_interned(_: &str) -> bool {
-        false
+    const INTERNS_VALUES: bool = false;
+}
+
+/// The name of an entry, interned; `None` if `S` skips the entry.
+struct EntryName<S>(Option<Arc<str>>, PhantomData<S>);
+
+impl<'de, S: InternPolicy> Deserialize<'de> for EntryName<S> {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        deserializer.deserialize_str(StrVisitor(|name| {
+            Self((!S::is_skipped(name)).then(|| InternedStr::intern(name).0), PhantomData)
+        }))
     }
 }
 
-/// A map of strings. `S` selects the kept entries and the interned values.
+/// A map of strings. `S` selects the kept entries, and whether their values are interned.
 pub(crate) struct InternedMap<S> {
     pub(crate) map: StringMap,
-    policy: std::marker::PhantomData<S>,
+    policy: PhantomData<S>,
 }
 
 impl<S> Default for InternedMap<S> {
     fn default() -> Self {
-        Self { map: StringMap::default(), policy: std::marker::PhantomData }
+        Self { map: StringMap::default(), policy: PhantomData }
     }
 }
 
@@ -165,13 +180,13 @@ impl<'de, S: InternPolicy> Visitor<'de> for InternedMap<S> {
 
     fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Self, A::Error> {
         let mut entries = Vec::with_capacity(map.size_hint().unwrap_or_default());
-        while let Some(InternedStr(name)) = map.next_key()? {
-            if S::is_skipped(&name) {
-                map.next_value::<IgnoredAny>()?;
-            } else if S::is_interned(&name) {
-                entries.push((name, map.next_value::<InternedStr>()?.0));
-            } else {
-                entries.push((name, map.next_value::<OwnedStr>()?.0));
+        while let Some(EntryName::<S>(name, _)) = map.next_key()? {
+            match name {
+                None => {
+                    map.next_value::<IgnoredAny>()?;
+                }
+                Some(name) if S::INTERNS_VALUES => entries.push((name, map.next_value::<InternedStr>()?.0)),
+                Some(name) => entries.push((name, map.next_value::<OwnedStr>()?.0)),
             }
         }
         Ok(Self { map: entries.into_iter().collect(), ..self })
@@ -225,22 +240,38 @@ mod tests {
     }
 
     #[test]
-    fn string_maps_are_decoded_without_last_applied_configuration() {
-        let json = format!(r#"{{"b": "1", "a\n": "ä\"", "{LAST_APPLIED}": "{{}}", "b": "2"}}"#);
-        let annotations = read::<AnnotationPolicy>(&json);
-        assert_eq!(annotations.iter().collect::<Vec<_>>(), [("a\n", "ä\""), ("b", "2")]);
-        assert_eq!(read::<LabelPolicy>(&json).len(), 3);
+    fn string_maps_are_decoded_without_skipped_entries() {
+        let json = r#"{"b": "1", "a\n": "ä\"", "pv.kubernetes.io/bind-completed": "yes", "b": "2"}"#;
+        let entries = |map: &StringMap| -> Vec<(String, String)> {
+            map.iter().map(|(name, value)| (name.to_owned(), value.to_owned())).collect()
+        };
+        let pair = |name: &str, value: &str| (name.to_owned(), value.to_owned());
+        let annotation = || pair("pv.kubernetes.io/bind-completed", "yes");
+        assert_eq!(entries(&read::<AnnotationPolicy>(json)), [annotation()]);
+        assert_eq!(entries(&read::<LabelPolicy>(json)), [pair("a\n", "ä\""), pair("b", "2"), annotation()]);
+        assert!(read::<NoLabels>(json).is_empty());
         assert!(serde_json::from_str::<InternedMap<DriverDataPolicy>>(r#"{"a": 1}"#).is_err());
+    }
+
+    #[test]
+    fn names_of_skipped_entries_are_not_interned() {
+        let is_interned = |text: &str| INTERNER.lock().strings.contains(text);
+        let (skipped, kept) = ("example.com/skipped-name", "example.com/kept-name");
+        let labels = read::<LabelPolicy>(&format!(r#"{{"{kept}": "x"}}"#));
+        let skipped_json = format!(r#"{{"{skipped}": "x"}}"#);
+        assert!(
+            read::<NoLabels>(&skipped_json).is_empty() && read::<AnnotationPolicy>(&skipped_json).is_empty()
+        );
+        assert!(labels.contains_key(kept) && is_interned(kept) && !is_interned(skipped));
     }
 
     #[test]
     fn annotation_values_are_interned_and_driver_data_is_not() {
         let value_pointer = |map: &StringMap, name: &str| map.get(name).unwrap().as_ptr();
-        let json = r#"{"pv.kubernetes.io/bind-completed": "yes of text", "example.com/note": "yes of text"}"#;
+        let json = r#"{"pv.kubernetes.io/bind-completed": "yes of text"}"#;
         let (first, other) = (read::<AnnotationPolicy>(json), read::<AnnotationPolicy>(json));
         let annotation = "pv.kubernetes.io/bind-completed";
         assert_eq!(value_pointer(&first, annotation), value_pointer(&other, annotation));
-        assert_ne!(value_pointer(&first, "example.com/note"), value_pointer(&other, "example.com/note"));
         let (first, other) = (read::<DriverDataPolicy>(json), read::<DriverDataPolicy>(json));
         assert_ne!(
             value_pointer(&first, annotation),

@@ -29,6 +29,15 @@ pub(crate) enum WriteFault {
     ResponseLost,
 }
 
+/// A request for a list page, and its response.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct ListRequest {
+    /// The query's `limit`.
+    pub(crate) limit: u32,
+    /// Size of the response's body.
+    pub(crate) bytes: usize,
+}
+
 /// The API server behind a slow or lossy connection. `delay` and `faults` apply to writes only; each write
 /// takes one fault from the front.
 #[derive(Clone)]
@@ -38,6 +47,10 @@ pub(crate) struct FaultyApi {
     pub(crate) faults: Arc<Mutex<VecDeque<WriteFault>>>,
     /// Plural name of a kind that the API server does not serve.
     pub(crate) missing_kind: Arc<Mutex<Option<&'static str>>>,
+    /// The list requests with a `limit`, in order.
+    pub(crate) lists: Arc<Mutex<Vec<ListRequest>>>,
+    /// Number of GET requests without a `limit`.
+    pub(crate) gets: Arc<Mutex<usize>>,
 }
 
 impl FaultyApi {
@@ -47,6 +60,8 @@ impl FaultyApi {
             delay: Duration::ZERO,
             faults: Arc::default(),
             missing_kind: Arc::default(),
+            lists: Arc::default(),
+            gets: Arc::default(),
         }
     }
 
@@ -57,6 +72,12 @@ impl FaultyApi {
     pub(crate) fn writer(&self) -> Writer {
         Writer::new(self.client(), Arc::new(Cache::default()), Metrics::default())
     }
+}
+
+/// The `limit` of a request for a list page; `None` for other requests.
+fn limit_of(request: &Request<Body>) -> Option<u32> {
+    let query = request.uri().query().unwrap_or_default();
+    query.split('&').find_map(|parameter| parameter.strip_prefix("limit=")?.parse().ok())
 }
 
 fn error_response(code: StatusCode) -> Response<Full<Bytes>> {
@@ -81,7 +102,14 @@ impl tower::Service<Request<Body>> for FaultyApi {
             if lacks.is_some_and(|kind| request.uri().path().contains(kind)) {
                 return Ok(error_response(StatusCode::NOT_FOUND).map(http_body_util::Either::Right));
             }
+            if let Some(limit) = limit_of(&request) {
+                let (head, body) = wire.api.oneshot(request).await?.into_parts();
+                let body = body.collect().await?.to_bytes();
+                wire.lists.lock().unwrap().push(ListRequest { limit, bytes: body.len() });
+                return Ok(Response::from_parts(head, http_body_util::Either::Right(Full::new(body))));
+            }
             if request.method() == Method::GET {
+                *wire.gets.lock().unwrap() += 1;
                 return Ok(wire.api.oneshot(request).await?.map(http_body_util::Either::Left));
             }
             tokio::time::sleep(wire.delay).await;

@@ -104,7 +104,8 @@ pub(crate) struct ComponentFlags {
     #[arg(long = "grant", value_name = "GRANT", help_heading = "Component configuration")]
     pub(crate) grants: Vec<String>,
 
-    /// Secret of the calls, read from a file or an environment variable; repeat it for more
+    /// Secret of the calls, as from a class, read from a file or an environment variable; grants
+    /// class-secrets; repeat it for more
     #[arg(
         long = "secret",
         value_name = "NAME=@FILE|NAME=$VARIABLE",

@@ -1,15 +1,19 @@
 //! `cofferdam render`: manifests to apply before the roles run in a cluster.
 
+use std::collections::{BTreeMap, BTreeSet};
+
+use cofferdam_cluster::SecretNamespaces;
 use cofferdam_controllers::{
     Role,
     rbac::{DriverPlacement, NodeTopologySource, PolicyRule, RuleScope},
     table,
 };
+use cofferdam_domain::dns::{is_dns_label, is_dns_subdomain};
 use serde_json::{Value, json};
 
 use crate::{
     cli::{DriverPlacementArg, RenderCommand},
-    config::{NodeRole, Roles},
+    config::{NodeRole, Roles, SecretNamespaceList},
     error::CommandError,
 };
 
@@ -40,7 +44,8 @@ impl From<RenderError> for CommandError {
 /// # Errors
 /// [`CommandError`] for an unknown role or an invalid name.
 pub(crate) fn render(command: &RenderCommand) -> Result<String, CommandError> {
-    let RenderCommand::Rbac { role, drivers, namespace, service_account } = command;
+    let RenderCommand::Rbac { role, drivers, namespace, service_account, secret_namespaces, secret } =
+        command;
     if !is_dns_label(namespace) {
         return Err(RenderError::Argument(format!(
             "--namespace: {namespace:?}; expected at most 63 lower-case letters, digits and dashes, with a \
@@ -63,10 +68,61 @@ pub(crate) fn render(command: &RenderCommand) -> Result<String, CommandError> {
             .try_for_each(|name| roles.insert(name))
             .map_err(|problem| RenderError::Argument(format!("--role: {problem}")))?,
     }
-    let objects = objects(&rules(&roles, *drivers), namespace, service_account);
+    let rules = rules(&roles, *drivers);
+    let has_secrets_flag = !secret.is_empty() || !secret_namespaces.is_empty();
+    if has_secrets_flag && !rules.iter().any(|rule| rule.scope == RuleScope::DriverSecrets) {
+        let flag = if secret.is_empty() { "--secret-namespaces" } else { "--secret" };
+        let message = format!("{flag}: none of the roles reads Secrets; expected no such flag");
+        return Err(RenderError::Argument(message).into());
+    }
+    let readable = ReadableSecrets::from_flags(secret, secret_namespaces, *drivers, namespace)?;
+    let objects = objects(&rules, &readable, namespace, service_account);
     let text =
         serde_saphyr::to_string_multiple(&objects).map_err(|error| RenderError::Yaml(error.to_string()))?;
     Ok(format!("{}{text}", header_comment(namespace)))
+}
+
+/// The Secrets that the account may read.
+enum ReadableSecrets {
+    /// All Secrets of these namespaces.
+    Namespaces(SecretNamespaces),
+    /// Single Secrets, by namespace.
+    Named(BTreeMap<String, BTreeSet<String>>),
+}
+
+impl ReadableSecrets {
+    /// Evaluates the flags `--secret` and `--secret-namespaces`. Without them, the account reads the Secrets
+    /// of its own namespace, or none if it is that of a node.
+    fn from_flags(
+        secrets: &[String],
+        namespaces: &[String],
+        drivers: DriverPlacementArg,
+        own_namespace: &str,
+    ) -> Result<Self, RenderError> {
+        let mut named: BTreeMap<String, BTreeSet<String>> = BTreeMap::new();
+        for secret in secrets {
+            let parts = secret.split_once('/');
+            let valid = parts.filter(|(namespace, name)| is_dns_label(namespace) && is_dns_subdomain(name));
+            let (namespace, name) = valid.ok_or_else(|| {
+                RenderError::Argument(format!("--secret: {secret:?}; expected NAMESPACE/NAME of a Secret"))
+            })?;
+            named.entry(namespace.to_owned()).or_default().insert(name.to_owned());
+        }
+        let is_central = drivers == DriverPlacementArg::Central;
+        match namespaces {
+            _ if !named.is_empty() => Ok(Self::Named(named)),
+            [] if !is_central => Ok(Self::Named(named)),
+            [] => Ok(Self::Namespaces(SecretNamespaces::only(own_namespace))),
+            _ if !is_central => Err(RenderError::Argument(
+                "--secret-namespaces: the account of a node may read single Secrets only; \
+                 expected --secret NAMESPACE/NAME"
+                    .to_owned(),
+            )),
+            listed => SecretNamespaceList::parse(listed.iter().map(String::as_str))
+                .map(|list| Self::Namespaces(list.0))
+                .map_err(|error| RenderError::Argument(format!("--secret-namespaces: {error}"))),
+        }
+    }
 }
 
 /// Comment with the prerequisites. It names the namespace because `run` and `render` have different defaults.
@@ -110,37 +166,55 @@ fn rules(roles: &Roles, placement: DriverPlacementArg) -> Vec<PolicyRule> {
     rules
 }
 
-/// Reports if text is a DNS label, as names of namespaces are.
-fn is_dns_label(text: &str) -> bool {
-    text.len() <= 63 && is_dns_part(text)
+/// The rules of the account, by the objects that have them.
+#[derive(Default)]
+struct RoleRules {
+    /// Rules of the ClusterRole.
+    cluster: Vec<Value>,
+    /// Rules of Roles, by namespace.
+    namespaces: BTreeMap<String, Vec<Value>>,
 }
 
-/// Reports if text is a DNS subdomain, as most names are. Kubernetes limits only its total length.
-fn is_dns_subdomain(text: &str) -> bool {
-    text.len() <= 253 && text.split('.').all(is_dns_part)
+impl RoleRules {
+    fn new(rules: &[PolicyRule], readable: &ReadableSecrets, own_namespace: &str) -> Self {
+        let mut all = Self::default();
+        for rule in rules {
+            let own_name: Vec<&str> = rule.name.into_iter().collect();
+            match (rule.scope, readable) {
+                (RuleScope::Cluster, _)
+                | (RuleScope::DriverSecrets, ReadableSecrets::Namespaces(SecretNamespaces::All)) => {
+                    all.cluster.push(rule_value(rule, &own_name));
+                }
+                (RuleScope::OwnNamespace, _) => all.add(own_namespace, rule_value(rule, &own_name)),
+                (
+                    RuleScope::DriverSecrets,
+                    ReadableSecrets::Namespaces(SecretNamespaces::Listed(namespaces)),
+                ) => {
+                    namespaces.iter().for_each(|namespace| all.add(namespace, rule_value(rule, &own_name)));
+                }
+                (RuleScope::DriverSecrets, ReadableSecrets::Named(named)) => {
+                    for (namespace, names) in named {
+                        let names: Vec<&str> = names.iter().map(String::as_str).collect();
+                        all.add(namespace, rule_value(rule, &names));
+                    }
+                }
+            }
+        }
+        all
+    }
+
+    fn add(&mut self, namespace: &str, rule: Value) {
+        self.namespaces.entry(namespace.to_owned()).or_default().push(rule);
+    }
 }
 
-fn is_dns_part(text: &str) -> bool {
-    let inner = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '-';
-    !text.is_empty() && text.chars().all(inner) && !text.starts_with('-') && !text.ends_with('-')
-}
-
-fn objects(rules: &[PolicyRule], namespace: &str, account: &str) -> Vec<Value> {
+fn objects(rules: &[PolicyRule], readable: &ReadableSecrets, namespace: &str, account: &str) -> Vec<Value> {
     let mut objects = vec![json!({
         "apiVersion": "v1",
         "kind": "ServiceAccount",
         "metadata": {"name": account, "namespace": namespace},
     })];
-    for (reach, kind) in [(RuleScope::Cluster, "ClusterRole"), (RuleScope::OwnNamespace, "Role")] {
-        let rules: Vec<Value> = rules.iter().filter(|rule| rule.scope == reach).map(rule).collect();
-        if rules.is_empty() {
-            continue;
-        }
-        // Installations in different namespaces must not share cluster-wide objects.
-        let metadata = match reach {
-            RuleScope::Cluster => json!({"name": format!("{namespace}:{account}")}),
-            RuleScope::OwnNamespace => json!({"name": account, "namespace": namespace}),
-        };
+    let mut add = |kind: &str, metadata: Value, rules: Vec<Value>| {
         let api_version = format!("{RBAC_API_GROUP}/v1");
         let role_name = metadata.get("name");
         objects.push(json!({
@@ -153,18 +227,31 @@ fn objects(rules: &[PolicyRule], namespace: &str, account: &str) -> Vec<Value> {
             "roleRef": {"apiGroup": RBAC_API_GROUP, "kind": kind, "name": role_name},
             "subjects": [{"kind": "ServiceAccount", "name": account, "namespace": namespace}],
         }));
+    };
+    // Installations in different namespaces must not share objects outside of their namespaces.
+    let shared_name = format!("{namespace}:{account}");
+    let RoleRules { cluster, mut namespaces } = RoleRules::new(rules, readable, namespace);
+    if !cluster.is_empty() {
+        add("ClusterRole", json!({"name": shared_name}), cluster);
+    }
+    if let Some(rules) = namespaces.remove(namespace) {
+        add("Role", json!({"name": account, "namespace": namespace}), rules);
+    }
+    for (namespace, rules) in namespaces {
+        add("Role", json!({"name": shared_name, "namespace": namespace}), rules);
     }
     objects
 }
 
-fn rule(rule: &PolicyRule) -> Value {
+/// A rule in the API's form, restricted to objects of these names if there are any.
+fn rule_value(rule: &PolicyRule, names: &[&str]) -> Value {
     let mut value = json!({
         "apiGroups": [rule.group],
         "resources": [rule.resource],
         "verbs": rule.verbs,
     });
-    if let (Some(name), Some(fields)) = (rule.name, value.as_object_mut()) {
-        fields.insert("resourceNames".to_owned(), json!([name]));
+    if let Some(fields) = value.as_object_mut().filter(|_| !names.is_empty()) {
+        fields.insert("resourceNames".to_owned(), json!(names));
     }
     value
 }
@@ -182,11 +269,24 @@ mod tests {
         drivers: DriverPlacementArg,
         namespace: &str,
     ) -> Result<String, CommandError> {
+        rendered_with_secrets(role, drivers, namespace, &[], &[])
+    }
+
+    fn rendered_with_secrets(
+        role: &[&str],
+        drivers: DriverPlacementArg,
+        namespace: &str,
+        secret_namespaces: &[&str],
+        secrets: &[&str],
+    ) -> Result<String, CommandError> {
+        let texts = |texts: &[&str]| texts.iter().map(|text| (*text).to_owned()).collect();
         let command = RenderCommand::Rbac {
-            role: role.iter().map(|role| (*role).to_owned()).collect(),
+            role: texts(role),
             drivers,
             namespace: namespace.to_owned(),
             service_account: "cofferdam".to_owned(),
+            secret_namespaces: texts(secret_namespaces),
+            secret: texts(secrets),
         };
         render(&command)
     }
@@ -215,7 +315,77 @@ mod tests {
         assert!(protection.contains("pods") && !protection.contains("- delete"), "{protection}");
         let attacher = rendered(&["attacher"], "storage").unwrap();
         assert!(attacher.contains("volumeattachments/status") && attacher.contains("csinodes"), "{attacher}");
-        assert!(attacher.contains("secrets") && !text.contains("secrets"), "{attacher}");
+        assert!(!protection.contains("secrets"), "{protection}");
+    }
+
+    /// `kind namespace/name: Secrets` of every rendered role that allows reading Secrets.
+    fn secret_rules(text: &str) -> Vec<String> {
+        let documents: Vec<Value> = serde_saphyr::from_multiple(text).unwrap();
+        let field = |object: &Value, name: &str| object[name].as_str().unwrap_or_default().to_owned();
+        let mut lines = Vec::new();
+        for object in &documents {
+            let rules = object["rules"].as_array().into_iter().flatten();
+            for rule in rules.filter(|rule| rule["resources"] == json!(["secrets"])) {
+                assert_eq!((&rule["verbs"], &rule["apiGroups"]), (&json!(["get"]), &json!([""])));
+                let metadata = &object["metadata"];
+                let place = format!("{}/{}", field(metadata, "namespace"), field(metadata, "name"));
+                let names = rule.get("resourceNames").map_or("all".to_owned(), Value::to_string);
+                let binding = documents.iter().find(|binding| {
+                    field(binding, "kind") == format!("{}Binding", field(object, "kind"))
+                        && binding["metadata"] == *metadata
+                });
+                let binding = binding.unwrap();
+                assert_eq!(binding["roleRef"]["name"], metadata["name"]);
+                assert_eq!(binding["subjects"][0]["namespace"], "storage");
+                lines.push(format!("{} {place}: {names}", field(object, "kind")));
+            }
+        }
+        lines
+    }
+
+    #[test]
+    fn secrets_are_readable_in_the_given_namespaces_only() {
+        use DriverPlacementArg::{Central, CsiNode, Node};
+        #[rustfmt::skip] // one row a command: --role, --drivers, --secret-namespaces, --secret
+        #[expect(clippy::type_complexity, reason = "written once")]
+        let table: [(&str, DriverPlacementArg, &[&str], &[&str], &[&str]); 10] = [
+            ("provisioner", Central, &[], &[], &["Role storage/cofferdam: all"]),
+            ("attacher",    Central, &[], &[], &["Role storage/cofferdam: all"]),
+            ("resizer",     Central, &["storage"], &[], &["Role storage/cofferdam: all"]),
+            ("provisioner", Central, &["b", "a"], &[],
+             &["Role a/storage:cofferdam: all", "Role b/storage:cofferdam: all"]),
+            ("provisioner", Central, &["*"], &[], &["ClusterRole /storage:cofferdam: all"]),
+            ("provisioner", Central, &[], &["a/y", "storage/z", "a/x"],
+             &["Role storage/cofferdam: [\"z\"]", "Role a/storage:cofferdam: [\"x\",\"y\"]"]),
+            ("provisioner", Node,    &[], &[], &[]),
+            ("resizer",     CsiNode, &[], &[], &[]),
+            ("provisioner", CsiNode, &[], &["a/x"], &["Role a/storage:cofferdam: [\"x\"]"]),
+            ("protection",  Central, &[], &[], &[]),
+        ];
+        for (role, drivers, namespaces, secrets, expected) in table {
+            let text = rendered_with_secrets(&[role], drivers, "storage", namespaces, secrets).unwrap();
+            assert_eq!(secret_rules(&text), expected, "{role}, {drivers:?}, {namespaces:?}, {secrets:?}");
+        }
+    }
+
+    #[test]
+    fn invalid_flags_for_secrets_are_rejected() {
+        use DriverPlacementArg::{Central, Node};
+        #[rustfmt::skip] // one row a command: --role, --drivers, --secret-namespaces, --secret
+        #[expect(clippy::type_complexity, reason = "written once")]
+        let table: [(&str, DriverPlacementArg, &[&str], &[&str], &str); 7] = [
+            ("provisioner", Central, &[], &["x"],      "--secret: \"x\"; expected NAMESPACE/NAME"),
+            ("provisioner", Central, &[], &["a.b/x"],  "--secret: \"a.b/x\"; expected NAMESPACE/NAME"),
+            ("provisioner", Central, &[], &["a/../x"], "--secret: \"a/../x\"; expected NAMESPACE/NAME"),
+            ("provisioner", Central, &["a", "*"], &[], "--secret-namespaces: \"a,*\" is not a list of"),
+            ("provisioner", Central, &["A"], &[],      "--secret-namespaces: \"A\" is not a namespace"),
+            ("provisioner", Node, &["a"], &[],         "--secret-namespaces: the account of a node"),
+            ("protection", Central, &[], &["a/x"],     "--secret: none of the roles reads Secrets"),
+        ];
+        for (role, drivers, namespaces, secrets, expected) in table {
+            let error = rendered_with_secrets(&[role], drivers, "storage", namespaces, secrets).unwrap_err();
+            assert!(error.to_string().starts_with(expected), "{error}");
+        }
     }
 
     /// Group, resource and verbs of every rendered rule.
@@ -260,6 +430,7 @@ mod tests {
             "/persistentvolumes create,delete,get,list,patch,watch",
             "storage.k8s.io/storageclasses list,watch",
             "storage.k8s.io/volumeattributesclasses list,watch", "/configmaps create,get,list,patch,watch",
+            "coordination.k8s.io/leases create,get,update",
         ];
         assert_eq!(rights(DriverPlacementArg::Node), name);
         let has = |drivers, right: &str| rights(drivers).contains(&right.to_owned());
@@ -277,6 +448,8 @@ mod tests {
                 drivers: DriverPlacementArg::Central,
                 namespace: "storage".to_owned(),
                 service_account: account.to_owned(),
+                secret_namespaces: Vec::new(),
+                secret: Vec::new(),
             };
             render(&command)
         };

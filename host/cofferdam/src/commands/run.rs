@@ -2,29 +2,32 @@
 
 use std::{collections::HashMap, future::pending, sync::Arc};
 
-use cofferdam_cluster::observer::NoopStepObserver;
+use cofferdam_cluster::{SecretNamespaces, observer::NoopStepObserver};
 use cofferdam_controllers::{
     AttachDetachSettings, AttacherSettings, CallSettings, ControllerManager, ControllerManagerError,
-    Dependencies, NodeDeployment, ProvisionerSettings, ResizerSettings, Settings,
+    Dependencies, NodeDeployment, ProvisionerSettings, ResizerSettings, Settings, rbac::DriverPlacement,
+    table,
 };
 use cofferdam_csi::server::ServerMetrics;
-use k8s_openapi::api::{
-    authorization::v1::{ResourceAttributes, SelfSubjectAccessReview, SelfSubjectAccessReviewSpec},
-    core::v1::Namespace,
-};
-use kube::{Api, api::PostParams};
+use k8s_openapi::api::{authorization::v1::ResourceAttributes, core::v1::Namespace};
+use kube::Api;
 use prometheus_client::registry::Registry;
 
 use crate::{
     cli::ClusterFlags,
     client::{self, ClientEnvironment, ClusterConnection},
-    config::{ConfigError, Configuration, ResolvedConfig},
+    config::{ConfigError, Configuration, FeatureGate, ResolvedConfig},
     drivers::{self, DriverLoader, LoadedDriver},
     error::CommandError,
+    host_name::host_name,
+    leader_election::{self, LeaderElection},
     logging, process_metrics,
+    rights::{self, RuleNamespaces},
     roles::{csi_server, node},
+    sidecar::SidecarRun,
     signals::{ProcessOutcome, Signals},
     supervisor::{self, Workload},
+    telemetry,
 };
 
 /// Runs until a signal or an error.
@@ -36,10 +39,45 @@ pub(crate) async fn run(
     environment: &HashMap<String, String>,
 ) -> Result<ProcessOutcome, CommandError> {
     let resolved = ResolvedConfig::for_cluster(&flags.values, environment)?;
-    let configuration = &resolved.configuration;
+    run_roles(&resolved.configuration, environment, &ClientEnvironment::from_process(), None).await
+}
+
+/// Runs the role that replaces a sidecar until a signal or an error.
+///
+/// # Errors
+/// [`CommandError`], one line.
+pub(crate) async fn run_sidecar(
+    sidecar: &SidecarRun,
+    environment: &HashMap<String, String>,
+) -> Result<ProcessOutcome, CommandError> {
+    let resolved = ResolvedConfig::for_sidecar(&sidecar.values, environment, sidecar.defaults)?;
+    let mut configuration = resolved.configuration;
+    let mut client = ClientEnvironment::from_process();
+    if !sidecar.reads_kubeconfig_variable {
+        client.kubeconfig = None;
+    } else if client.kubeconfig.is_some() {
+        // csi-provisioner prefers the variable to the flag.
+        configuration.kubeconfig = None;
+    }
+    run_roles(&configuration, environment, &client, sidecar.warning.as_deref()).await
+}
+
+/// Runs the roles of a configuration until a signal or an error. Logs the warning first.
+async fn run_roles(
+    configuration: &Configuration,
+    environment: &HashMap<String, String>,
+    client_environment: &ClientEnvironment,
+    warning: Option<&str>,
+) -> Result<ProcessOutcome, CommandError> {
     let roles = &configuration.role;
-    if roles.is_node_only() {
+    let start_log = || {
         logging::start(configuration);
+        if let Some(warning) = warning {
+            tracing::warn!("{warning}");
+        }
+    };
+    if roles.is_node_only() {
+        start_log();
         return node::run(configuration).await;
     }
     node::check_single_process(configuration)?;
@@ -49,11 +87,11 @@ pub(crate) async fn run(
         )
         .into());
     }
-    logging::start(configuration);
+    start_log();
     // Server roles need no cluster.
     let cluster = match roles.cluster.is_empty() {
         true => None,
-        false => Some(client::connect(configuration, &ClientEnvironment::from_process()).await?),
+        false => Some(client::connect(configuration, client_environment).await?),
     };
     let mut registry = Registry::default();
     process_metrics::register(&mut registry);
@@ -61,6 +99,9 @@ pub(crate) async fn run(
     let drivers = DriverLoader::new(configuration, &mut registry)?.load_all(configuration).await?;
     if cluster.is_some() && configuration.node_name.is_none() {
         drivers::check_no_node_local_driver(&drivers)?;
+    }
+    if let Some(cluster) = &cluster {
+        report_missing_rights(configuration, environment, cluster, &drivers).await;
     }
     let servers = csi_server::listen(configuration, &drivers, &metrics).await?;
     // Until here a signal ends the process without a drain, also while a driver loads slowly.
@@ -70,9 +111,19 @@ pub(crate) async fn run(
         None => None,
         Some(cluster) => Some(create_controller_manager(configuration, cluster, &drivers, &mut registry)?),
     };
+    let leader_election = match &controllers {
+        Some(controllers) if configuration.leader_election => {
+            // A connection of its own: a busy process still renews its leases in time.
+            let client = client::connect(configuration, client_environment).await?.client;
+            let names: Vec<_> =
+                drivers.iter().map(|driver| driver.backend().description().name.clone()).collect();
+            LeaderElection::new(configuration, environment, client, &names, controllers.metrics())
+        }
+        Some(_) | None => None,
+    };
     let node_roles = node::start_if_configured(configuration, &metrics).await?;
-    let workload = Workload { controllers, servers, node_roles };
-    let running = supervisor::start(workload, registry, node::endpoint(configuration).as_ref()).await?;
+    let workload = Workload { controllers, leader_election, servers, node_roles };
+    let running = supervisor::start(workload, registry, &telemetry::endpoints(configuration)).await?;
     let end = running.run_until_signal(&mut signals, configuration.drain_timeout.get(), pending()).await;
     end.map_err(|failure| match (failure, api) {
         (CommandError::Controllers(source @ ControllerManagerError::Start(_)), Some(api)) => {
@@ -87,7 +138,14 @@ pub(crate) async fn run(
 fn warn_if_namespace_missing(cluster: &ClusterConnection) {
     let (client, namespace) = (cluster.client.clone(), cluster.namespace.clone());
     tokio::spawn(async move {
-        if can_get_namespace(client.clone(), &namespace).await
+        let attributes = ResourceAttributes {
+            verb: Some("get".to_owned()),
+            version: Some("v1".to_owned()),
+            resource: Some("namespaces".to_owned()),
+            name: Some(namespace.clone()),
+            ..Default::default()
+        };
+        if rights::is_allowed(&client, attributes).await
             && let Err(kube::Error::Api(status)) = Api::<Namespace>::all(client).get(&namespace).await
             && status.code == 404
         {
@@ -101,23 +159,36 @@ fn warn_if_namespace_missing(cluster: &ClusterConnection) {
     });
 }
 
-/// Reports if the account may read a namespace. A SelfSubjectAccessReview avoids a denied request, which
-/// would be in the cluster's audit log. An API without access reviews, as in dev, permits everything.
-async fn can_get_namespace(client: kube::Client, namespace: &str) -> bool {
-    let attributes = ResourceAttributes {
-        verb: Some("get".to_owned()),
-        version: Some("v1".to_owned()),
-        resource: Some("namespaces".to_owned()),
-        name: Some(namespace.to_owned()),
-        ..Default::default()
+/// Logs all rights that the roles may need and that the account lacks.
+async fn report_missing_rights(
+    configuration: &Configuration,
+    environment: &HashMap<String, String>,
+    cluster: &ClusterConnection,
+    drivers: &[LoadedDriver],
+) {
+    let lease_namespace =
+        configuration.leader_election.then(|| leader_election::lease_namespace(configuration, environment));
+    let backends: Vec<_> = drivers.iter().map(LoadedDriver::backend).collect();
+    let settings = controller_settings(configuration, cluster.namespace.clone());
+    let placement = settings.placement(&backends);
+    let rules = table::rbac_rules(&settings.roles, placement);
+    let namespaces = RuleNamespaces {
+        process: &cluster.namespace,
+        leases: lease_namespace.as_deref(),
+        // The account of a node has rights for single Secrets, or none.
+        secrets: (placement == DriverPlacement::ClusterWide).then_some(&settings.secret_namespaces),
     };
-    let spec = SelfSubjectAccessReviewSpec { resource_attributes: Some(attributes), ..Default::default() };
-    let review = SelfSubjectAccessReview { spec, ..Default::default() };
-    match Api::all(client).create(&PostParams::default(), &review).await {
-        Ok(response) => response.status.is_some_and(|status| status.allowed),
-        Err(kube::Error::Api(status)) => matches!(status.code, 404 | 405),
-        Err(_) => false,
+    let missing = rights::missing_rights(&cluster.client, &rules, namespaces).await;
+    if missing.is_empty() {
+        return;
     }
+    let roles = settings.roles.iter().map(|role| format!(" --role {role}")).collect::<String>();
+    tracing::error!(
+        "the account lacks rights: {}; the command `cofferdam render rbac{roles} --namespace {}` prints the \
+         rules",
+        missing.join(", "),
+        cluster.namespace
+    );
 }
 
 /// Creates the manager of the roles that reconcile a cluster. `supervisor::start` runs it.
@@ -144,11 +215,14 @@ fn create_controller_manager(
 pub(crate) fn controller_settings(configuration: &Configuration, namespace: String) -> Settings {
     let workers = configuration.worker_threads.map(|workers| workers.0);
     let default_fs_type = configuration.default_fstype.clone().filter(|name| !name.is_empty());
+    let is_enabled = |gate| configuration.feature_gates.is_enabled(gate);
     let defaults = Settings::default();
+    let secret_namespaces = configuration.secret_namespaces.as_ref().map(|list| list.0.clone());
     Settings {
         roles: configuration.role.cluster.clone(),
+        secret_namespaces: secret_namespaces.unwrap_or_else(|| SecretNamespaces::only(&namespace)),
         namespace,
-        identity: process_identity(),
+        identity: host_name(),
         calls: CallSettings {
             timeout: configuration.timeout.get(),
             retry_interval_start: configuration.retry_interval_start.get(),
@@ -163,9 +237,13 @@ pub(crate) fn controller_settings(configuration: &Configuration, namespace: Stri
         }),
         provisioner: ProvisionerSettings {
             volume_name_prefix: configuration.volume_name_prefix.clone(),
+            volume_name_uuid_length: configuration.volume_name_uuid_length.0,
             worker_threads: workers.unwrap_or(defaults.provisioner.worker_threads),
             default_fs_type: default_fs_type.clone(),
             extra_create_metadata: configuration.extra_create_metadata,
+            controller_publish_read_only: configuration.controller_publish_readonly,
+            topology: is_enabled(FeatureGate::Topology),
+            volume_attributes_class: is_enabled(FeatureGate::VolumeAttributesClass),
             strict_topology: configuration.strict_topology,
             immediate_topology: configuration.immediate_topology,
             orphan_scan_interval: configuration.orphan_scan_interval.0,
@@ -176,25 +254,18 @@ pub(crate) fn controller_settings(configuration: &Configuration, namespace: Stri
             reconcile_sync: configuration.reconcile_sync.get(),
             max_entries: configuration.max_entries.0,
             default_fs_type,
+            attach_error_code: is_enabled(FeatureGate::MutableCsiNodeAllocatableCount),
         },
         resizer: ResizerSettings {
             workers: configuration.workers.0,
             resync_period: configuration.resync_period.get(),
             handle_volume_inuse_error: configuration.handle_volume_inuse_error,
             extra_modify_metadata: configuration.extra_modify_metadata,
+            volume_attributes_class: is_enabled(FeatureGate::VolumeAttributesClass),
+            annotate_fs_resize: is_enabled(FeatureGate::AnnotateFsResize),
         },
         attach_detach: AttachDetachSettings {
             force_detach_on_timeout: !configuration.disable_force_detach_on_timeout,
         },
     }
-}
-
-/// Name of this process in events, in the provisioner identity of volumes, and in deletion requests of
-/// `cofferdam orphans`: the host name, which in a pod without `hostNetwork` is the pod's name; `cofferdam` if
-/// the host name is unknown.
-pub(crate) fn process_identity() -> String {
-    let kernel = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
-    let name = kernel.trim();
-    let name = if name.is_empty() { std::env::var("HOSTNAME").unwrap_or_default() } else { name.to_owned() };
-    if name.is_empty() { "cofferdam".to_owned() } else { name }
 }

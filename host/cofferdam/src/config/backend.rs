@@ -28,8 +28,8 @@ pub(crate) fn carried_component(name: &str) -> Option<&'static [u8]> {
 }
 
 /// Keys of a section that apply to components only, not to CSI drivers.
-pub(crate) const COMPONENT_KEYS: [&str; 8] =
-    ["file", "sha256", "settings", "grants", "http", "state", "pool", "limits"];
+pub(crate) const COMPONENT_KEYS: [&str; 9] =
+    ["file", "sha256", "settings", "class-secrets", "grants", "http", "state", "pool", "limits"];
 
 /// `[backend.NAME]`: one component with its settings and grants, or one CSI driver.
 #[derive(Clone, Debug, Default, Deserialize)]
@@ -51,6 +51,9 @@ pub(crate) struct BackendSection {
     /// Files with the secrets of every call, by the secrets' names.
     #[serde(default)]
     pub(crate) secrets: BTreeMap<String, PathBuf>,
+    /// Grants the component the secrets that a call has from its caller, such as those that a class names.
+    #[serde(default)]
+    pub(crate) class_secrets: bool,
     /// Imports that are granted; absent for the default grants.
     pub(crate) grants: Option<BTreeSet<Grant>>,
     /// Origins to which the component can send HTTP requests. At least one origin grants `http`.

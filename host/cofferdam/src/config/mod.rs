@@ -4,6 +4,7 @@
 mod backend;
 mod duration;
 mod error;
+mod feature_gates;
 mod flags;
 mod origin;
 mod role;
@@ -19,6 +20,7 @@ use std::{
     time::Duration,
 };
 
+use cofferdam_cluster::leader_election::LeaseDurations;
 use cofferdam_controllers::Role;
 use figment::{Figment, value::Value};
 
@@ -26,17 +28,18 @@ pub(crate) use backend::{BackendSection, SettingValue, carried_component};
 use backend::{COMPONENT_KEYS, CsiSocketAddress, MEMORY_BACKEND};
 pub(crate) use duration::GoDuration;
 pub(crate) use error::ConfigError;
+pub(crate) use feature_gates::{FeatureGate, FeatureGateError, parse_gate};
 pub(crate) use flags::{CliValues, ConnectionSelection, DevSelection, RunSelection, SettingFlags};
 pub(crate) use origin::ValueOrigin;
 pub(crate) use role::{NodeRole, Roles, ServerRole};
 pub(crate) use settings::Configuration;
 pub(crate) use source::{backend_name, check_backend_location};
-pub(crate) use value::{CompilationCache, HttpEndpoint, LogFormat};
+pub(crate) use value::{CompilationCache, HttpEndpoint, LogFormat, MetricsPath, SecretNamespaceList};
 
 use settings::{SETTINGS, ValueKind};
 use source::{ConfigSource, ConfigSourceKind, Defaults};
 
-use crate::table::TextTable;
+use crate::{style::TerminalText, table::TextTable};
 
 /// Shortest value of `resync`, `resync-period` and `reconcile-sync`.
 const MIN_RESYNC_PERIOD: Duration = Duration::from_secs(1);
@@ -78,6 +81,21 @@ impl ResolvedConfig {
             Some((name, _)) => Err(resolved.missing_file_error(name)),
             None => resolved.check_csi_sockets().map(|()| resolved),
         }
+    }
+
+    /// Resolves the settings of a process that has the command line of a sidecar. `defaults` has the settings
+    /// whose default is the sidecar's.
+    ///
+    /// # Errors
+    /// [`ConfigError`], one line.
+    pub(crate) fn for_sidecar(
+        flags: &CliValues,
+        environment: &HashMap<String, String>,
+        defaults: &'static [(&'static str, &'static str)],
+    ) -> Result<Self, ConfigError> {
+        let resolved = Self::load(flags, environment, Defaults::Sidecar(defaults))?;
+        resolved.check_known_roles(Roles::names)?;
+        Ok(resolved)
     }
 
     /// Resolves the settings of `dev` and of `backend`. Their defaults are all roles that reconcile a
@@ -256,6 +274,8 @@ impl ResolvedConfig {
                 format!("found {max_delay}, expected at least node-deployment-base-delay, {base_delay}"),
             ));
         }
+        self.check_leader_election()?;
+        self.check_endpoints()?;
         if self.configuration.node_deployment && self.configuration.node_name.is_none() {
             return Err(self.value_error(
                 "node-deployment",
@@ -279,6 +299,52 @@ impl ResolvedConfig {
             }
         }
         Ok(())
+    }
+
+    /// Durations of leader election.
+    pub(crate) fn lease_durations(configuration: &Configuration) -> LeaseDurations {
+        LeaseDurations {
+            lease_duration: configuration.leader_election_lease_duration.get(),
+            renew_deadline: configuration.leader_election_renew_deadline.get(),
+            retry_period: configuration.leader_election_retry_period.get(),
+        }
+    }
+
+    fn check_leader_election(&self) -> Result<(), ConfigError> {
+        let configuration = &self.configuration;
+        if !configuration.leader_election {
+            return Ok(());
+        }
+        if configuration.node_deployment {
+            let problem = "is for one provisioner per cluster, and node-deployment for one per node: \
+                           expected one of the two";
+            return Err(self.value_error("leader-election", problem.to_owned()));
+        }
+        Self::lease_durations(configuration)
+            .validate()
+            .map_err(|error| self.value_error("leader-election", error.to_string()))
+    }
+
+    /// Rejects addresses that exclude each other in the Go sidecars, which accept the default of
+    /// `health-port` beside `http-endpoint`.
+    fn check_endpoints(&self) -> Result<(), ConfigError> {
+        let Configuration { role, http_endpoint, metrics_address, health_port, .. } = &self.configuration;
+        if http_endpoint.is_none() {
+            return Ok(());
+        }
+        let exclusive = |key| {
+            let problem =
+                "cannot be set with http-endpoint, which has the same pages: expected one of the two";
+            Err(self.value_error(key, problem.to_owned()))
+        };
+        let has_other_port = |default: u16| health_port.is_some_and(|port| port != default);
+        if metrics_address.is_some() {
+            exclusive("metrics-address")
+        } else if role.default_health_port().is_some_and(has_other_port) {
+            exclusive("health-port")
+        } else {
+            Ok(())
+        }
     }
 
     /// Rejects keys of a section that do not apply to its kind of driver.
@@ -347,7 +413,7 @@ impl ResolvedConfig {
 
     /// Formats every setting with its value and origin, one per line, in columns. The values are those of the
     /// sources: defaults that the program derives are `(not set)`, and `$(node-name)` is not replaced.
-    pub(crate) fn to_table(&self) -> String {
+    pub(crate) fn to_table(&self) -> TerminalText {
         let mut table = TextTable::new(["KEY", "VALUE", "FROM"]);
         for setting in SETTINGS.iter() {
             match self.provenance.figment.find_value(&setting.name) {
@@ -362,7 +428,7 @@ impl ResolvedConfig {
                 ]),
             }
         }
-        table.to_string()
+        table.to_text()
     }
 
     fn push_leaf_rows(&self, key: &str, value: &Value, rows: &mut TextTable<3>) {

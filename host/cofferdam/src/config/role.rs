@@ -30,6 +30,9 @@ impl NodeRole {
     }
 }
 
+/// Default of `health-port` with the role `liveness`: that of livenessprobe.
+const LIVENESS_PORT: u16 = 9808;
+
 /// A role that serves the loaded drivers to CSI clients. It has no controller and needs no cluster.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum ServerRole {
@@ -121,6 +124,16 @@ impl Roles {
     /// Reports if the process has roles of a node and no others.
     pub(crate) fn is_node_only(&self) -> bool {
         !self.has_driver_roles() && !self.node.is_empty()
+    }
+
+    /// Default of `health-port`, as in the Go sidecars: 9808 with `liveness`, and 0, which is no port, with
+    /// `registrar` only. `None` without these roles, which alone read it.
+    pub(crate) fn default_health_port(&self) -> Option<u16> {
+        match (self.node.contains(&NodeRole::Liveness), self.node.contains(&NodeRole::Registrar)) {
+            (true, _) => Some(LIVENESS_PORT),
+            (false, true) => Some(0),
+            (false, false) => None,
+        }
     }
 
     /// The first role that does not reconcile a cluster; node roles come before server roles. `None` if every

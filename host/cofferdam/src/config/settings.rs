@@ -14,10 +14,12 @@ use serde::Deserialize;
 use super::{
     backend::{BackendSection, CsiSocketAddress},
     duration::GoDuration,
+    feature_gates::FeatureGateValues,
     role::Roles,
     value::{
-        CompilationCache, HttpEndpoint, LogFilter, LogFormat, MaxEntries, NamespaceName, ScanInterval,
-        SocketGroup, SocketMode, WorkerCount,
+        ApiServerUrl, CompilationCache, HttpEndpoint, LeaseLabels, LogFilter, LogFormat, MaxEntries,
+        MetricsPath, NamespaceName, ScanInterval, SecretNamespaceList, SocketGroup, SocketMode,
+        VolumeNameUuidLength, WorkerCount,
     },
 };
 use SettingDefault::{Computed, InDev, Unset, Value};
@@ -104,6 +106,8 @@ const PROVISIONER_AND_ATTACHER: SettingGroup = SettingGroup { roles: "provisione
 const ATTACH_DETACH: SettingGroup =
     SettingGroup { heading: Some("Compatible with kube-controller-manager"), roles: "attach-detach", ..ALL };
 const ORPHANS: SettingGroup = SettingGroup { heading: Some("Orphans"), roles: "provisioner", ..ALL };
+const SECRETS: SettingGroup =
+    SettingGroup { heading: Some("Secrets"), roles: "provisioner, attacher, resizer", ..ALL };
 const CSI_SERVER: SettingGroup = SettingGroup { heading: Some("CSI server"), roles: "csi-server", ..ALL };
 const LOGGING: SettingGroup = SettingGroup { heading: Some("Logging"), ..ALL };
 /// Settings of the connection to a cluster.
@@ -114,7 +118,8 @@ const NODE: SettingGroup =
 const NODE_SIDECARS: SettingGroup = SettingGroup { scope: FlagScope::Cluster, ..SIDECARS };
 const REGISTRAR: SettingGroup = SettingGroup { roles: "registrar", ..NODE_SIDECARS };
 const PROBES: SettingGroup = SettingGroup { roles: "registrar, liveness", ..NODE_SIDECARS };
-const LIVENESS: SettingGroup = SettingGroup { roles: "liveness", ..NODE_SIDECARS };
+const LEADER_ELECTION: SettingGroup =
+    SettingGroup { roles: "those that reconcile a cluster", ..NODE_SIDECARS };
 const NODE_DEPLOYMENT: SettingGroup = SettingGroup { roles: "provisioner", ..NODE_SIDECARS };
 const NODE_POLICY: SettingGroup = SettingGroup { scope: FlagScope::File, heading: None, roles: "node" };
 
@@ -181,15 +186,47 @@ settings! {
         /// Kubeconfig file
         kubeconfig: Option<PathBuf> = Text("FILE"),
             Computed("$KUBECONFIG, the pod's service account, ~/.kube/config");
+        /// URL of the API server, in place of that of the kubeconfig; with neither --kubeconfig nor
+        /// KUBECONFIG, requests have no credentials
+        master: Option<ApiServerUrl> = Text("URL"), Unset;
         /// Context of the kubeconfig
         context: Option<String> = Text("NAME"), Computed("the current context");
         /// Namespace of the intent journal, the restore marker and the orphan reports
         namespace: Option<NamespaceName> = Text("NAME"),
             Computed("the pod's, the context's, \"default\"");
     }
+    SECRETS => {
+        /// Namespace of the Secrets that StorageClasses and PersistentVolumes may name; repeat it for more;
+        /// * for every namespace
+        secret_namespaces: Option<SecretNamespaceList> = List("NAMESPACE"),
+            Computed("that of --namespace; in dev and as a sidecar: *");
+    }
     ALL => {
         /// Address of /healthz, /readyz and /metrics, such as :8080 for every address of the machine
         http_endpoint: Option<HttpEndpoint> = Text("ADDRESS"), Unset;
+    }
+    SIDECARS => {
+        /// Deprecated: address of the metrics only, in place of --http-endpoint; with the role liveness
+        /// beside --health-port
+        metrics_address: Option<HttpEndpoint> = Text("ADDRESS"), Unset;
+        /// Path of the metrics
+        metrics_path: MetricsPath = Text("PATH"), Value("/metrics");
+    }
+    LEADER_ELECTION => {
+        /// Run the roles only while this process holds their Leases
+        leader_election: bool = Bool, Value("false");
+        /// Namespace of the Leases
+        leader_election_namespace: Option<NamespaceName> = Text("NAME"),
+            Computed("$POD_NAMESPACE, the pod's, \"default\"");
+        /// Time without a renewal after which another process takes a Lease
+        leader_election_lease_duration: GoDuration = Text("DURATION"), Value("15s");
+        /// Time without a renewal after which this process ends
+        leader_election_renew_deadline: GoDuration = Text("DURATION"), Value("10s");
+        /// Time between two renewals of a Lease, or two attempts to acquire one
+        leader_election_retry_period: GoDuration = Text("DURATION"), Value("5s");
+        /// Label of the Leases that this process holds; repeat it for more
+        #[serde(default)]
+        leader_election_labels: LeaseLabels = List("KEY:VALUE"), Unset;
     }
     SIDECARS => {
         /// Deadline of one driver call; the driver's own limit applies if it is shorter
@@ -203,6 +240,9 @@ settings! {
     PROVISIONER => {
         /// Prefix of the names of provisioned volumes, before the claim's uid
         volume_name_prefix: String = Text("PREFIX"), Value("pvc");
+        /// Number of characters of the claim's uid, without its dashes, in the names of provisioned volumes,
+        /// from 1 to 32; with -1 the whole uid with its dashes
+        volume_name_uuid_length: VolumeNameUuidLength = Text("NUMBER"), Value("-1");
     }
     SIDECARS => {
         /// First back-off after a failure; it doubles with each failure
@@ -214,6 +254,12 @@ settings! {
         /// Maximum concurrent claims of the provisioner, and attach operations of a driver; the same limit
         /// applies separately to volume deletions and detach operations
         worker_threads: Option<WorkerCount> = Number("NUMBER"), Computed("provisioner: 100; attacher: 10");
+    }
+    SIDECARS => {
+        /// Feature to turn off or on; repeat it for more: Topology, VolumeAttributesClass,
+        /// MutableCSINodeAllocatableCount, AnnotateFsResize; all are on by default
+        #[serde(default)]
+        feature_gates: FeatureGateValues = List("NAME=BOOL"), Unset;
     }
     RESIZER => {
         /// Maximum concurrent expansions per driver; the same limit applies separately to modifications
@@ -241,6 +287,8 @@ settings! {
     PROVISIONER => {
         /// Pass the names of claim and volume to the driver, as csi.storage.k8s.io/pvc/name and so on
         extra_create_metadata: bool = Bool, Value("false");
+        /// Mark provisioned volumes of claims whose only access mode is ReadOnlyMany as read-only
+        controller_publish_readonly: bool = Bool, Value("false");
         /// Request only the topology segment of the node that the scheduler selected
         strict_topology: bool = Bool, Value("false");
         /// Pass all topology segments of the cluster to the driver if no node is selected and the class
@@ -290,10 +338,9 @@ settings! {
     PROBES => {
         /// Timeout of a Probe call to the driver
         probe_timeout: GoDuration = Text("DURATION"), Value("3s");
-    }
-    LIVENESS => {
-        /// Port of /healthz without --http-endpoint
-        health_port: Option<u16> = Number("PORT"), Computed("9808");
+        /// Deprecated: port of /healthz on every address of the machine, in place of --http-endpoint; 0 is
+        /// none
+        health_port: Option<u16> = Number("PORT"), Computed("liveness: 9808; registrar: 0");
     }
     NODE_POLICY => {
         /// Policy of the node: connection kinds, directories and limits that drivers may use

@@ -43,7 +43,7 @@ pub(crate) enum ConfigSourceKind {
     File(Arc<KeyLines>),
     /// `RUST_LOG`, as in other Rust programs.
     RustLog,
-    /// The defaults in the declarations of the settings, and the default roles of `dev` and `backend`.
+    /// The defaults in the declarations of the settings, and those of `dev` and `backend`.
     Defaults,
 }
 
@@ -61,6 +61,8 @@ pub(crate) enum Defaults {
     Run,
     /// `dev`, which runs all roles that reconcile a cluster, and `backend`.
     Dev,
+    /// The command line of a sidecar, with the settings whose default differs from that of `run`.
+    Sidecar(&'static [(&'static str, &'static str)]),
 }
 
 /// Values of one source.
@@ -265,14 +267,27 @@ pub(crate) fn from_defaults(defaults: Defaults) -> Result<ConfigSource, ConfigEr
     for setting in SETTINGS.iter() {
         let text = match (setting.default, defaults) {
             (SettingDefault::Value(text), _)
-            | (SettingDefault::InDev(text, _), Defaults::Run)
+            | (SettingDefault::InDev(text, _), Defaults::Run | Defaults::Sidecar(_))
             | (SettingDefault::InDev(_, text), Defaults::Dev) => text,
             (SettingDefault::Unset | SettingDefault::Computed(_), _) => continue,
         };
         values.insert(setting.name.clone(), parse_value(setting, text)?);
     }
-    if defaults == Defaults::Dev {
-        values.insert("role".to_owned(), parse_list(Role::ALL.map(Role::as_str).into_iter()));
+    match defaults {
+        Defaults::Run => {}
+        Defaults::Dev => {
+            values.insert("role".to_owned(), parse_list(Role::ALL.map(Role::as_str).into_iter()));
+            // The simulated cluster has one user.
+            values.insert("secret-namespaces".to_owned(), parse_list(std::iter::once("*")));
+        }
+        Defaults::Sidecar(defaults) => {
+            for setting in SETTINGS.iter() {
+                let default = defaults.iter().find(|(name, _)| *name == setting.name);
+                if let Some((_, text)) = default {
+                    values.insert(setting.name.clone(), parse_value(setting, text)?);
+                }
+            }
+        }
     }
     Ok(ConfigSource { kind: ConfigSourceKind::Defaults, values })
 }

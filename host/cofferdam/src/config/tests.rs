@@ -84,7 +84,7 @@ fn flags_override_environment_file_and_defaults_with_origins() {
     }
     let table = resolved.to_table();
     let row = |key: &str| {
-        let row = table.lines().find(|row| row.starts_with(&format!("{key} "))).unwrap();
+        let row = table.as_str().lines().find(|row| row.starts_with(&format!("{key} "))).unwrap();
         row.split_whitespace().collect::<Vec<_>>().join(" ")
     };
     assert_eq!(row("timeout"), "timeout 7s flag --timeout");
@@ -218,6 +218,31 @@ fn an_invalid_flag_or_variable_is_reported_with_value_and_expectation() {
              127.0.0.1:8080",
         ),
         (
+            flags_with(&[("http-endpoint", ":1"), ("metrics-address", ":2")]),
+            "flag --metrics-address: cannot be set with http-endpoint, which has the same pages: expected \
+             one of the two",
+        ),
+        (
+            flags_with(&[("role", "liveness"), ("http-endpoint", ":1"), ("health-port", "2")]),
+            "flag --health-port: cannot be set with http-endpoint, which has the same pages: expected one of \
+             the two",
+        ),
+        (
+            flags_with(&[("role", "registrar"), ("http-endpoint", ":1"), ("health-port", "9808")]),
+            "flag --health-port: cannot be set with http-endpoint, which has the same pages: expected one of \
+             the two",
+        ),
+        (
+            flags_with(&[("metrics-path", "metrics")]),
+            "flag --metrics-path: \"metrics\" is not a path for metrics: expected a path such as /metrics, \
+             and none of health",
+        ),
+        (
+            flags_with(&[("metrics-path", "/healthz")]),
+            "flag --metrics-path: \"/healthz\" is not a path for metrics: expected a path such as \
+             /metrics, and none of health",
+        ),
+        (
             flags_with(&[("orphan-scan-interval", "10ms")]),
             "flag --orphan-scan-interval: \"10ms\" is not a scan interval: expected at least 1s, such as 1h, \
              or off",
@@ -308,7 +333,7 @@ fn an_invalid_file_is_reported_with_its_line() {
     assert!(
         nested.starts_with(
             "FILE:3: unknown key backend.a.setings: expected one of file, csi, socket, driver-name, sha256, \
-             settings, secrets, grants, http, state, pool, limits"
+             settings, secrets, class-secrets, grants, http, state, pool, limits"
         ),
         "{nested}"
     );
@@ -352,6 +377,11 @@ fn an_invalid_file_is_reported_with_its_line() {
             "limited",
             "[backend.a]\ncsi = \"/s\"\n[backend.a.limits]\ncpu-ms = 5\n",
             "FILE:3: backend.a.limits: is for components: expected none beside backend.a.csi",
+        ),
+        (
+            "class-secrets-of-csi",
+            "[backend.a]\ncsi = \"/s\"\nclass-secrets = true\n",
+            "FILE:3: backend.a.class-secrets: is for components: expected none beside backend.a.csi",
         ),
         (
             "named",
@@ -454,7 +484,7 @@ fn every_setting_has_a_flag_of_its_scope() {
         assert_eq!(has_flag(&run, &setting.name), scope != FlagScope::File, "{}", setting.name);
         assert_eq!(has_flag(&dev, &setting.name), scope == FlagScope::Process, "{}", setting.name);
     }
-    assert_eq!(SETTINGS.len(), 47);
+    assert_eq!(SETTINGS.len(), 60);
     assert!(has_flag(&run, "config") && has_flag(&dev, "config"));
     let connection = SettingFlags::<ConnectionSelection>::augment_args(clap::Command::new("status"));
     assert!(has_flag(&connection, "kubeconfig") && has_flag(&connection, "context"));
@@ -534,6 +564,29 @@ fn the_defaults_of_settings_are_those_of_the_controllers() {
 }
 
 #[test]
+fn secrets_are_read_in_the_own_namespace_unless_others_are_listed() {
+    let found = |flags: &[(&'static str, &str)], variables: &[(&str, &str)]| {
+        let resolved = ResolvedConfig::for_cluster(&flags_with(flags), &environment(variables)).unwrap();
+        let settings =
+            crate::commands::run::controller_settings(&resolved.configuration, "storage".to_owned());
+        settings.secret_namespaces.to_string()
+    };
+    const VARIABLE: &str = "COFFERDAM_SECRET_NAMESPACES";
+    assert_eq!(found(&[], &[]), "storage");
+    assert_eq!(found(&[("secret-namespaces", "b, a")], &[]), "a,b");
+    assert_eq!(found(&[("secret-namespaces", "*")], &[(VARIABLE, "a")]), "*");
+    assert_eq!(found(&[], &[(VARIABLE, "a")]), "a");
+    assert_eq!(found(&[], &[(VARIABLE, "")]), "none");
+    for (value, expected) in [
+        ("a,*", "\"a,*\" is not a list of namespaces: expected * alone, or the names of namespaces"),
+        ("a/b", "\"a/b\" is not a namespace"),
+    ] {
+        let error = resolve_error(&flags_with(&[("secret-namespaces", value)]), &[]);
+        assert!(error.contains("secret-namespaces") && error.contains(expected), "{error}");
+    }
+}
+
+#[test]
 fn the_node_name_placeholder_is_expanded_in_settings() {
     let text = "[backend.pool]\nfile = \"pool.wasm\"\n[backend.pool.settings]\nnode = \
      \"$(node-name)\"\nother = \"a$(node-name)\"\n";
@@ -549,4 +602,21 @@ fn the_node_name_placeholder_is_expanded_in_settings() {
     );
     assert!(resolve_error(&flags, &[("COFFERDAM_NODE_NAME", "")]).contains("node-name"));
     std::fs::remove_file(&path).unwrap();
+}
+
+#[test]
+fn secrets_of_classes_and_of_origins_are_configured_by_section() {
+    let text = "[backend.a]\nfile = \"x\"\nclass-secrets = true\n\
+                [[backend.a.http.origins]]\norigin = \"https://a\"\nsecrets = [\"user\", \"password\"]\n\
+                [[backend.a.http.origins]]\norigin = \"https://b\"\n\
+                [backend.b]\nfile = \"x\"\n";
+    let path = write_config("class-secrets", text);
+    let resolved = ResolvedConfig::for_dev(&config_file(&path), &environment(&[])).unwrap();
+    let section = |name| resolved.configuration.backend.get(name).unwrap();
+    let granted = crate::drivers::backend_config("a", section("a")).unwrap();
+    let plain = crate::drivers::backend_config("b", section("b")).unwrap();
+    assert_eq!((granted.class_secrets, plain.class_secrets), (true, false));
+    let [first, second] = granted.http.origins.try_into().unwrap();
+    assert_eq!(first.secrets, Some(["password".to_owned(), "user".to_owned()].into()));
+    assert_eq!(second.secrets, None);
 }

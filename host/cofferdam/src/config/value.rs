@@ -1,8 +1,10 @@
 //! Types of the values of settings. Deserializing a value validates it.
 
-use std::{borrow::Cow, fmt, path::PathBuf, str::FromStr, time::Duration};
+use std::{borrow::Cow, collections::BTreeMap, fmt, path::PathBuf, str::FromStr, time::Duration};
 
+use cofferdam_cluster::SecretNamespaces;
 use cofferdam_csi::server::{UnixSocketGroup, UnixSocketMode};
+use cofferdam_domain::dns::is_dns_label;
 use figment::value::Value;
 use serde::{Deserialize, Deserializer, de};
 use tracing_subscriber::{EnvFilter, filter::LevelFilter};
@@ -19,9 +21,6 @@ const MAX_ENTRIES: u32 = 10_000;
 
 /// Shortest interval of `orphan-scan-interval`, between two scans of a driver's volumes.
 const MIN_SCAN_INTERVAL: Duration = Duration::from_secs(1);
-
-/// Longest name of a namespace (RFC 1123 label).
-const MAX_NAMESPACE_LENGTH: usize = 63;
 
 /// Text that is not a valid value of a setting.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -116,6 +115,45 @@ impl<'de> Deserialize<'de> for HttpEndpoint {
     }
 }
 
+/// Pages of health, which are not a path of metrics.
+const HEALTH_PATHS: [&str; 3] = ["/healthz", "/healthz/leader-election", "/readyz"];
+
+/// Path of the metrics. A path that ends with a slash is a prefix, as in Go's `http.ServeMux`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct MetricsPath(String);
+
+impl MetricsPath {
+    /// Reports if the path of a request is that of the metrics.
+    pub(crate) fn matches(&self, path: &str) -> bool {
+        path == self.0 || self.0.ends_with('/') && path.starts_with(&self.0)
+    }
+}
+
+impl FromStr for MetricsPath {
+    type Err = InvalidValue;
+
+    fn from_str(text: &str) -> Result<Self, InvalidValue> {
+        let is_plain = |c: char| c.is_ascii_graphic() && !matches!(c, '?' | '#' | '%' | '{' | '}');
+        if text.starts_with('/') && text.chars().all(is_plain) && !HEALTH_PATHS.contains(&text) {
+            Ok(Self(text.to_owned()))
+        } else {
+            Err(InvalidValue::new(text, "a path for metrics", "a path such as /metrics, and none of health"))
+        }
+    }
+}
+
+impl fmt::Display for MetricsPath {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl<'de> Deserialize<'de> for MetricsPath {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        deserialize_from_str(deserializer, "a path such as \"/metrics\"")
+    }
+}
+
 /// Name of a namespace: a DNS label.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct NamespaceName(pub(crate) String);
@@ -124,13 +162,7 @@ impl FromStr for NamespaceName {
     type Err = InvalidValue;
 
     fn from_str(text: &str) -> Result<Self, InvalidValue> {
-        let inner = text.chars().all(|c| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '-');
-        if inner
-            && !text.is_empty()
-            && text.len() <= MAX_NAMESPACE_LENGTH
-            && !text.starts_with('-')
-            && !text.ends_with('-')
-        {
+        if is_dns_label(text) {
             Ok(Self(text.to_owned()))
         } else {
             Err(InvalidValue::new(
@@ -145,6 +177,131 @@ impl FromStr for NamespaceName {
 impl<'de> Deserialize<'de> for NamespaceName {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         deserialize_from_str(deserializer, "the name of a namespace")
+    }
+}
+
+/// Value of `secret-namespaces` for every namespace.
+const EVERY_NAMESPACE: &str = "*";
+
+/// Namespaces of Secrets: names, or `*` for every namespace.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct SecretNamespaceList(pub(crate) SecretNamespaces);
+
+impl SecretNamespaceList {
+    /// Parses the items of a list.
+    ///
+    /// # Errors
+    /// [`InvalidValue`] of an item that is no namespace, and of `*` beside other items.
+    pub(crate) fn parse<'a>(items: impl IntoIterator<Item = &'a str>) -> Result<Self, InvalidValue> {
+        let items: Vec<&str> = items.into_iter().collect();
+        if items == [EVERY_NAMESPACE] {
+            return Ok(Self(SecretNamespaces::All));
+        }
+        if items.contains(&EVERY_NAMESPACE) {
+            let expected = "* alone, or the names of namespaces";
+            return Err(InvalidValue::new(&items.join(","), "a list of namespaces", expected));
+        }
+        let names = items.into_iter().map(|item| item.parse::<NamespaceName>().map(|name| name.0));
+        Ok(Self(SecretNamespaces::Listed(names.collect::<Result<_, _>>()?)))
+    }
+}
+
+impl<'de> Deserialize<'de> for SecretNamespaceList {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct Visitor;
+        impl<'de> de::Visitor<'de> for Visitor {
+            type Value = SecretNamespaceList;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("a list of namespaces, such as [\"storage\"], or \"*\"")
+            }
+
+            fn visit_seq<A: de::SeqAccess<'de>>(self, mut items: A) -> Result<Self::Value, A::Error> {
+                let mut names: Vec<String> = Vec::new();
+                while let Some(name) = items.next_element()? {
+                    names.push(name);
+                }
+                SecretNamespaceList::parse(names.iter().map(String::as_str)).map_err(de::Error::custom)
+            }
+
+            fn visit_str<E: de::Error>(self, text: &str) -> Result<Self::Value, E> {
+                SecretNamespaceList::parse([text]).map_err(E::custom)
+            }
+        }
+        deserializer.deserialize_any(Visitor)
+    }
+}
+
+/// Length of a UID without its dashes, in characters.
+const UID_LENGTH: u8 = 32;
+
+/// Number of characters of the claim's UID in the names of provisioned volumes. `None`, which is written -1,
+/// is the whole UID with its dashes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct VolumeNameUuidLength(pub(crate) Option<u8>);
+
+impl FromStr for VolumeNameUuidLength {
+    type Err = InvalidValue;
+
+    fn from_str(text: &str) -> Result<Self, InvalidValue> {
+        if text == "-1" {
+            return Ok(Self(None));
+        }
+        let length = text.parse().ok().filter(|length| (1..=UID_LENGTH).contains(length));
+        length
+            .map(|length| Self(Some(length)))
+            .ok_or_else(|| InvalidValue::new(text, "a length of a uid", "a number from 1 to 32, or -1"))
+    }
+}
+
+impl<'de> Deserialize<'de> for VolumeNameUuidLength {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        deserialize_from_str(deserializer, "a length as text, such as \"-1\" or \"16\"")
+    }
+}
+
+/// Labels of Leases, as `KEY:VALUE`.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct LeaseLabels(pub(crate) BTreeMap<String, String>);
+
+impl<'de> Deserialize<'de> for LeaseLabels {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let mut labels = BTreeMap::new();
+        for text in Vec::<String>::deserialize(deserializer)? {
+            match text.split_once(':') {
+                Some((key, value)) if !key.is_empty() && !value.contains(':') => {
+                    labels.insert(key.to_owned(), value.to_owned())
+                }
+                _ => {
+                    let error = InvalidValue::new(&text, "a label", "KEY:VALUE, such as team:storage");
+                    return Err(de::Error::custom(error));
+                }
+            };
+        }
+        Ok(Self(labels))
+    }
+}
+
+/// URL of an API server.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct ApiServerUrl(pub(crate) http::Uri);
+
+impl FromStr for ApiServerUrl {
+    type Err = InvalidValue;
+
+    fn from_str(text: &str) -> Result<Self, InvalidValue> {
+        let url = text.parse::<http::Uri>().ok().filter(|url| {
+            matches!(url.scheme_str(), Some("http" | "https"))
+                && url.host().is_some_and(|host| !host.is_empty())
+        });
+        url.map(Self)
+            .ok_or_else(|| InvalidValue::new(text, "the URL of an API server", "https://HOST[:PORT]"))
+    }
+}
+
+impl<'de> Deserialize<'de> for ApiServerUrl {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        deserialize_from_str(deserializer, "a URL such as \"https://10.0.0.1:6443\"")
     }
 }
 

@@ -94,7 +94,7 @@ pub(super) fn bound_claim_and_volume(
         });
     }
     if volume.csi.is_none()
-        && let Some(source) = volume.in_tree_source
+        && let Some(source) = volume.attachable_in_tree_source()
     {
         return Err(UnusableClaim::InTree { volume: name.clone(), source_type: source });
     }

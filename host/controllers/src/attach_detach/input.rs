@@ -256,6 +256,11 @@ impl InputSources<'_> {
             } else {
                 Default::default()
             },
+            deleting_for: if attachment.meta.deleting {
+                self.state.track_deletion(name, is_there)
+            } else {
+                Default::default()
+            },
             in_volumes_attached: cached_node.is_some()
                 && (node_entry.is_some_and(|node_entry| node_entry.attached)
                     || self.state.is_update_pending(node, version, name)),

@@ -136,7 +136,12 @@ impl AttachDetach {
                 tracing::debug!(%error, "reading an attachment failed");
                 return Action::Backoff;
             }
-            if left.is_zero() || !self.context.cache.attachments.get(&name).is_missing() {
+            let is_found = self.has_attachment(&name);
+            if is_found {
+                // It may already be attached: without a start, the attach would have neither event nor duration.
+                self.state.track_attach(&name, || true);
+            }
+            if left.is_zero() || is_found {
                 self.state.clear_uncertain(key);
             }
         }

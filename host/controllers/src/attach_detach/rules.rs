@@ -16,7 +16,8 @@ use crate::events::EventSpec;
 /// Time after which a volume that no pod needs any more is detached by force from a NotReady or deleted node
 /// that reports it in use (upstream's `maxWaitForUnmountDuration`).
 pub const MAX_WAIT_FOR_UNMOUNT: Duration = Duration::from_secs(360);
-/// Maximum duration of an attach before its pods get an event (upstream's timeout of the CSI attacher).
+/// Maximum duration of an attach, or of a detach that a pod waits for, before the pods get an event
+/// (upstream's timeout of the CSI attacher).
 pub const ATTACH_TIMEOUT: Duration = Duration::from_secs(120);
 
 const FAILED: &str = "FailedAttachVolume";
@@ -126,6 +127,8 @@ pub struct ActualAttachment {
     /// Duration of the attach so far, as this process measures it. Zero unless a pod needs the volume, and
     /// the VolumeAttachment is neither attached nor being deleted.
     pub attaching_for: Duration,
+    /// Time since this process found the VolumeAttachment being deleted. Zero if it is not being deleted.
+    pub deleting_for: Duration,
     /// The volume is in the node's `volumesAttached`, or an update in flight may add it. False if the Node
     /// does not exist or cannot be decoded.
     pub in_volumes_attached: bool,
@@ -155,6 +158,7 @@ impl ActualAttachment {
             needed_by_pod: false,
             unneeded_for: Duration::ZERO,
             attaching_for: Duration::ZERO,
+            deleting_for: Duration::ZERO,
             in_volumes_attached: false,
             in_use: false,
             detach_state: None,
@@ -427,8 +431,9 @@ impl ReconcileInput {
             .map(|actual_attachment| &actual_attachment.node)
     }
 
-    /// Returns the time until the first timer of the input expires: of a force detach, of an attach, or of a
-    /// create request whose result is unknown. Returns `None` if no timer runs.
+    /// Returns the time until the first timer of the input expires: of a force detach, of an attach, of a
+    /// detach that a pod waits for, or of a create request whose result is unknown. Returns `None` if no
+    /// timer runs.
     pub fn recheck_after(&self) -> Option<Duration> {
         let forced = self.actual.iter().filter_map(|actual_attachment| {
             match decide_detach(actual_attachment, self.force_on_timeout) {
@@ -443,8 +448,16 @@ impl ReconcileInput {
             .filter(|actual_attachment| !actual_attachment.attached);
         let attaching = attaching
             .filter_map(|actual_attachment| ATTACH_TIMEOUT.checked_sub(actual_attachment.attaching_for));
+        let is_detaching = |actual_attachment: &&ActualAttachment| {
+            actual_attachment.deleting && actual_attachment.detach_error.is_none() && !self.desired.is_empty()
+        };
+        let detaching = self
+            .actual
+            .iter()
+            .filter(is_detaching)
+            .filter_map(|actual_attachment| ATTACH_TIMEOUT.checked_sub(actual_attachment.deleting_for));
         let uncertain = self.uncertain.iter().map(|(_, left)| *left);
-        forced.chain(attaching.filter(|left| !left.is_zero())).chain(uncertain).min()
+        forced.chain(attaching.chain(detaching).filter(|left| !left.is_zero())).chain(uncertain).min()
     }
 
     /// Returns events for pods on managed nodes whose volume cannot be attached, or was not attached within
@@ -465,9 +478,14 @@ impl ReconcileInput {
                     }
                 }
                 None if attachments.is_multi_attach_error(&desired_attachment.node) => {
+                    let others = self.actual.iter().filter(|actual| actual.node != desired_attachment.node);
+                    let problems: String = others
+                        .filter_map(|actual_attachment| self.detach_problem(actual_attachment))
+                        .map(|problem| format!("; {problem}"))
+                        .collect();
                     for pod in &desired_attachment.pods {
                         let text = format!(
-                            "Multi-Attach error for volume \"{volume}\" {}",
+                            "Multi-Attach error for volume \"{volume}\" {}{problems}",
                             self.users(desired_attachment, pod)
                         );
                         failures.push((Arc::clone(pod), EventSpec::warning(FAILED, text)));
@@ -492,12 +510,12 @@ impl ReconcileInput {
     }
 
     /// Returns the reason why a desired volume is not attached. If its VolumeAttachment is being deleted,
-    /// only a detach error is a reason. Otherwise returns `None` if the volume is attached, or is being
-    /// attached without an error or timeout. The timeout text begins with upstream's.
+    /// only a problem of the detach is a reason. Otherwise returns `None` if the volume is attached, or is
+    /// being attached without an error or timeout. The timeout text begins with upstream's.
     fn problem(&self, actual_attachment: &ActualAttachment) -> Option<String> {
         if actual_attachment.deleting {
-            let error = actual_attachment.detach_error.as_ref()?;
-            return Some(format!("volume attachment is being deleted: {error}"));
+            let problem = self.detach_problem(actual_attachment)?;
+            return Some(format!("volume attachment is being deleted: {problem}"));
         }
         if actual_attachment.attached {
             return None;
@@ -517,6 +535,25 @@ impl ReconcileInput {
             text.push_str(&format!("; the driver is not registered in CSINode {node}"));
         }
         Some(text)
+    }
+
+    /// Returns the reason why a VolumeAttachment that is being deleted still exists: the attacher's error, or
+    /// that no attacher has responded within [`ATTACH_TIMEOUT`]. `None` before that, and if it is not being
+    /// deleted.
+    fn detach_problem(&self, actual_attachment: &ActualAttachment) -> Option<String> {
+        let ActualAttachment { name, node, .. } = actual_attachment;
+        match &actual_attachment.detach_error {
+            _ if !actual_attachment.deleting => None,
+            Some(error) => {
+                Some(format!("VolumeAttachment {name} cannot be detached from node {node}: {error}"))
+            }
+            None if actual_attachment.deleting_for < ATTACH_TIMEOUT => None,
+            None => Some(format!(
+                "timed out waiting for external-attacher of {} CSI driver to detach VolumeAttachment {name} \
+                 from node {node}",
+                self.driver
+            )),
+        }
     }
 
     /// Returns the end of the Multi-Attach message, in upstream's text. It names the pods that use the volume

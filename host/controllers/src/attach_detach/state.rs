@@ -95,6 +95,7 @@ struct UncertainAttach {
 struct State {
     unneeded_since: HashMap<VolumeAttachmentName, Instant>,
     attaching: HashMap<VolumeAttachmentName, Instant>,
+    deleting: HashMap<VolumeAttachmentName, Instant>,
     detach_states: HashMap<VolumeAttachmentName, DetachState>,
     /// Driver of each VolumeAttachment whose deletion this process requested, and time of the first request.
     detaching: HashMap<VolumeAttachmentName, (DriverName, Instant)>,
@@ -172,6 +173,16 @@ impl AttachState {
         self.state.lock().attaching.remove(name).map(|since| since.elapsed())
     }
 
+    /// Returns the time for which a VolumeAttachment has been being deleted, from the first call on.
+    /// `is_there` as for [`track_unneeded`](Self::track_unneeded).
+    pub(super) fn track_deletion(
+        &self,
+        name: &VolumeAttachmentName,
+        is_there: impl FnOnce() -> bool,
+    ) -> Duration {
+        elapsed_since_first(&mut self.state.lock().deleting, name, is_there)
+    }
+
     /// Returns the progress of a detach; `None` if none is in progress.
     pub(super) fn detach_state(&self, name: &VolumeAttachmentName) -> Option<DetachState> {
         self.state.lock().detach_states.get(name).copied()
@@ -231,6 +242,7 @@ impl AttachState {
         let mut state = self.state.lock();
         state.unneeded_since.remove(name);
         state.attaching.remove(name);
+        state.deleting.remove(name);
         state.detach_states.remove(name);
         state.detaching.remove(name).map(|(driver, since)| (driver, since.elapsed()))
     }

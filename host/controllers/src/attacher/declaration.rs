@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use cofferdam_backend::Backend;
-use cofferdam_domain::{CsiNode, VolumeAttachment};
+use cofferdam_domain::{CsiNode, DriverName, VolumeAttachment};
 use prometheus_client::registry::Registry;
 
 use super::{
@@ -24,10 +24,11 @@ use crate::{
 pub const ROLE: Role = Role::new("attacher");
 
 /// RBAC rules of external-attacher, in addition to those of every process. The Secrets are those of
-/// `controllerPublishSecretRef`.
+/// `controllerPublishSecretRef`. Nodes are read for the annotation `confirm-detached` only.
 const RULES: &[Rule] = &[
+    Rule::cluster(CORE, "nodes", &["get"]),
     Rule::cluster(CORE, "persistentvolumes", &["patch"]),
-    Rule::cluster(CORE, "secrets", &["get"]),
+    Rule::driver_secrets(),
     Rule::cluster(STORAGE, "csinodes", WATCH),
     Rule::cluster(STORAGE, "volumeattachments", &["get", "list", "patch", "watch"]),
     Rule::cluster(STORAGE, "volumeattachments/status", &["patch"]),
@@ -39,6 +40,10 @@ impl DeclaredController for Attacher {
     const REPLACES: &'static str = "external-attacher";
     const NEEDS_DRIVER: bool = true;
     type Metrics = AttacherMetrics;
+
+    fn lease_name(driver: &DriverName) -> String {
+        format!("external-attacher-leader-{driver}")
+    }
 
     fn check(settings: &Settings, backends: &[Arc<dyn Backend>]) -> Result<(), ControllerManagerError> {
         match backends.iter().find(|backend| settings.is_node_local(&***backend)) {
@@ -65,6 +70,8 @@ impl DeclaredController for Attacher {
         AttacherContext {
             cache: Arc::clone(&process.cache),
             writer: process.writer.clone(),
+            secrets: process.secrets.clone(),
+            events: process.events.clone(),
             recorders: process.recorders(ROLE),
             clock: Arc::clone(&process.clock),
             drivers: process.backends(),

@@ -81,6 +81,8 @@ impl Attacher {
             if versions.get(&key) != Some(&attachment.meta.resource_version) {
                 continue;
             }
+            let is_detached = rules::is_listed_as_detached(&self.context.cache, &published, &attachment);
+            self.record_listing(&attachment, is_detached);
             if rules::is_out_of_sync(&self.context.cache, &published, &attachment) {
                 tracing::info!(
                     driver = %name, attachment = %key, attached = attachment.attached,

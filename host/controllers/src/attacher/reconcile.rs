@@ -11,15 +11,15 @@ use std::{
 
 use cofferdam_backend::{Backend, Call};
 use cofferdam_cluster::{
-    ApiError, Cache, Clock, Lookup, Writer,
+    ApiError, Cache, Clock, Lookup, SecretReader, Writer,
     metrics::Metrics,
     observer::StepResult,
     queue::{Action, Queue},
-    secrets,
     writer::PatchTarget,
 };
 use cofferdam_domain::{
-    DriverName, NodeId, Volume, VolumeAttachment, VolumeAttachmentName, VolumeHandle, VolumeName, names,
+    DriverName, Node, NodeId, Volume, VolumeAttachment, VolumeAttachmentName, VolumeHandle, VolumeName,
+    names,
     storage::{
         Ability, ErrorKind, Feature, PublishVolume, Secrets, StorageError,
         connection_info::into_publish_context,
@@ -32,7 +32,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::{
     metrics::AttacherMetrics,
-    rules::{self, AttacherInput, AttachmentVerdict, PublishAbilities, Unpublish},
+    rules::{self, AttacherInput, AttachmentVerdict, ConfirmationError, PublishAbilities, Unpublish},
     settings::AttacherSettings,
     status,
     work_queues::{QueueKind, WorkQueues},
@@ -40,11 +40,16 @@ use super::{
 use crate::{
     controller::Controller,
     drivers::Backends,
+    events::{EventRecorder, EventSpec},
     reconcile::{MAX_EFFECTS, action_for_write_error, run_periodically},
     settings::CallSettings,
     step_recorder::{StepRecorder, StepRecorders},
     volume_locks::{LockGuard, VolumeLocks, WakePolicy},
 };
+
+/// Number of consecutive listings that have to show a volume as detached before they count as proof: a
+/// publish call in doubt may take effect after the first one.
+pub(super) const LISTINGS_FOR_PROOF: u32 = 2;
 
 /// Identity of a volume, for its lock: driver and volume handle.
 type VolumeKey = (DriverName, VolumeHandle);
@@ -53,6 +58,8 @@ type VolumeKey = (DriverName, VolumeHandle);
 pub(crate) struct AttacherContext {
     pub(super) cache: Arc<Cache>,
     pub(super) writer: Writer,
+    pub(super) secrets: SecretReader,
+    pub(super) events: EventRecorder,
     pub(super) recorders: StepRecorders,
     pub(super) clock: Clock,
     pub(super) drivers: Backends,
@@ -70,6 +77,9 @@ pub(crate) struct Attacher {
     volume_locks: VolumeLocks<VolumeKey, VolumeAttachmentName>,
     /// Attachments whose status contradicts the driver's ListVolumes. Their next reconcile calls the driver.
     force_sync: Mutex<HashSet<VolumeAttachmentName>>,
+    /// Number of consecutive listings that showed the volume of an attachment as detached, although its
+    /// detach has failed.
+    listed_as_detached: Mutex<HashMap<VolumeAttachmentName, u32>>,
 }
 
 /// The result of a reconcile of an attachment.
@@ -124,6 +134,8 @@ struct ReconcileState<'a> {
     unpublished_from: Vec<NodeId>,
     secrets: Option<Secrets>,
     lock: Option<LockGuard<'a, VolumeKey, VolumeAttachmentName>>,
+    /// See [`AttacherInput::is_detach_proven`].
+    is_detach_proven: bool,
 }
 
 impl Controller for Attacher {
@@ -141,6 +153,7 @@ impl Controller for Attacher {
             volumes: Queue::new("attacher_volumes", backoff, queue_metrics),
             volume_locks: VolumeLocks::new(WakePolicy::Next),
             force_sync: Mutex::default(),
+            listed_as_detached: Mutex::default(),
             context,
         })
     }
@@ -215,6 +228,27 @@ impl Attacher {
     /// Removes the mark of [`Attacher::set_force_sync`]. The attachment stays enqueued.
     pub(super) fn clear_force_sync(&self, name: &VolumeAttachmentName) {
         self.force_sync.lock().remove(name);
+    }
+
+    /// Records whether a listing shows the volume of the attachment as detached although its detach has
+    /// failed. Enqueues the attachment as soon as the listings prove the detach.
+    pub(super) fn record_listing(&self, attachment: &VolumeAttachment, is_detached: bool) {
+        let mut listed = self.listed_as_detached.lock();
+        if !is_detached {
+            listed.remove(&attachment.name);
+            return;
+        }
+        let count = listed.entry(attachment.name.clone()).or_default();
+        *count = count.saturating_add(1);
+        if *count == LISTINGS_FOR_PROOF {
+            drop(listed);
+            self.enqueue(attachment);
+        }
+    }
+
+    /// Removes what [`Attacher::record_listing`] recorded.
+    pub(super) fn clear_listings(&self, name: &VolumeAttachmentName) {
+        self.listed_as_detached.lock().remove(name);
     }
 
     /// Enqueues `next`, for which the volume's lock is reserved. If it is not in the cache or not of a driver
@@ -315,6 +349,7 @@ impl Attacher {
             default_fs_type: self.context.settings.default_fs_type.as_deref(),
             force_sync: self.force_sync.lock().contains(&attachment.name),
             unpublished_from: &state.unpublished_from,
+            is_detach_proven: state.is_detach_proven,
         };
         rules::decide_attachment(input, attachment)
     }
@@ -334,7 +369,9 @@ impl Attacher {
         let version = attachment.meta.resource_version;
         let written = match verdict {
             AttachmentVerdict::NoAction(_) => return Ok(()),
-            AttachmentVerdict::Fail(message) => return Err(self.fail(attachment, message.into()).await),
+            AttachmentVerdict::Fail(message) => {
+                return self.fail_or_prove_detach(attachment, message.into(), state).await;
+            }
             AttachmentVerdict::AddVolumeFinalizer(volume) => {
                 let write = writer.add_finalizer(&*volume, &finalizer);
                 return match recorder.record_effect("adds the finalizer of the PersistentVolume", write).await
@@ -480,10 +517,88 @@ impl Attacher {
                 let text = format!("{} does not know the node's former id {node}", attachment.attacher);
                 recorder.record(StepResult::Applied, text, Some(started.elapsed()));
             }
-            Err(error) => return Err(self.fail(attachment, error.into()).await),
+            Err(error) => return self.fail_or_prove_detach(attachment, error.into(), state).await,
         }
         state.unpublished_from.push(node);
         Ok(())
+    }
+
+    /// Handles a failure as [`Attacher::fail`] does, unless it is the failure of a detach and there is proof
+    /// that the volume is detached. Then returns `Ok`, and the next decision removes the finalizer.
+    async fn fail_or_prove_detach(
+        &self,
+        attachment: &VolumeAttachment,
+        failure: AttacherFailure,
+        state: &mut ReconcileState<'_>,
+    ) -> Result<(), ReconcileResult> {
+        let event = match self.find_detach_proof(attachment, &failure).await {
+            Ok(Some(event)) => event,
+            Ok(None) => return Err(self.fail(attachment, failure).await),
+            Err(error) => {
+                self.emit_confirmation_error(attachment, &error);
+                return Err(self.fail(attachment, failure).await);
+            }
+        };
+        let name = &attachment.name;
+        tracing::warn!(attachment = %name, event = %event.text, "a detach ends without the driver");
+        let component = component(&attachment.attacher);
+        let volume = attachment.volume().and_then(|name| self.context.cache.volumes.get(name).into_object());
+        if let Some(volume) = volume {
+            self.context.events.emit(&*volume, &component, event.clone());
+        }
+        self.context.events.emit(attachment, &component, event);
+        state.is_detach_proven = true;
+        Ok(())
+    }
+
+    /// Returns the event of a failed detach for which there is proof that the volume is detached; `None`
+    /// without proof, and for other failures.
+    ///
+    /// # Errors
+    /// An operator's confirmation has no effect.
+    async fn find_detach_proof(
+        &self,
+        attachment: &VolumeAttachment,
+        failure: &AttacherFailure,
+    ) -> Result<Option<EventSpec>, ConfirmationError> {
+        let VolumeAttachment { name, node, attacher, .. } = attachment;
+        if !attachment.meta.deleting {
+            return Ok(None);
+        }
+        let listings = self.listed_as_detached.lock().get(name).copied().unwrap_or_default();
+        if listings >= LISTINGS_FOR_PROOF {
+            let text = format!(
+                "ListVolumes of {attacher} shows the volume as detached from node {node}: \
+                 VolumeAttachment {name} is removed although ControllerUnpublishVolume failed: {}",
+                failure.message
+            );
+            return Ok(Some(EventSpec::warning("DetachObserved", text)));
+        }
+        if !attachment.meta.has_annotation(names::CONFIRM_DETACHED) {
+            return Ok(None);
+        }
+        let live = match self.context.writer.get::<Node>(node).await {
+            Ok(live) => live,
+            Err(error) => {
+                tracing::warn!(%error, attachment = %name, "cannot check the confirmation of a detach");
+                return Ok(None);
+            }
+        };
+        let reason = rules::check_confirmation(attachment, live.as_ref())?;
+        Ok(reason.map(|reason| {
+            let text = format!(
+                "an operator confirmed that the volume is detached from node {node} ({reason:?}): \
+                 VolumeAttachment {name} is removed although {attacher} cannot confirm it: {}",
+                failure.message
+            );
+            EventSpec::warning("DetachConfirmed", text)
+        }))
+    }
+
+    /// Emits an event about an annotation `confirm-detached` that has no effect.
+    pub(super) fn emit_confirmation_error(&self, attachment: &VolumeAttachment, error: &ConfirmationError) {
+        let event = EventSpec::warning("DetachNotConfirmed", error.to_string());
+        self.context.events.emit(attachment, &component(&attachment.attacher), event);
     }
 
     fn call(&self, state: &ReconcileState<'_>) -> Call {
@@ -502,12 +617,16 @@ impl Attacher {
             return Ok(());
         }
         let Some(reference) = rules::publish_secret(&self.context.cache, attachment) else { return Ok(()) };
-        match secrets::read(&self.context.writer, &reference).await {
-            Ok(secrets) => state.secrets = Some(secrets),
-            Err(ApiError::NotFound(_)) if attachment.meta.deleting => {
+        match self.context.secrets.read_if_exists(&reference).await {
+            Ok(Some(secrets)) => state.secrets = Some(secrets),
+            Ok(None) if attachment.meta.deleting => {
                 let attachment = &attachment.name;
                 tracing::warn!(%attachment, "Secret {reference} not found; detaching without it");
                 state.secrets = Some(Secrets::default());
+            }
+            Ok(None) => {
+                let message = format!("Secret {reference} does not exist");
+                return Err(self.fail(attachment, message.into()).await);
             }
             Err(error) => return Err(self.fail(attachment, error.to_string().into()).await),
         }
@@ -530,6 +649,7 @@ impl Attacher {
     /// attachment.
     async fn fail(&self, attachment: &VolumeAttachment, failure: AttacherFailure) -> ReconcileResult {
         let AttacherFailure { message, code, retry_after } = failure;
+        let code = code.filter(|_| self.context.settings.attach_error_code);
         let key = &attachment.name;
         let recorder = self.recorder(attachment);
         recorder.record(StepResult::Failed, message.clone(), None);
@@ -591,4 +711,9 @@ impl Attacher {
             Err(error) => action_for_write_error::<Volume>(&self.context.writer, name, &error).await,
         }
     }
+}
+
+/// `source.component` of the events of a driver's attachments.
+fn component(driver: &DriverName) -> String {
+    format!("external-attacher {driver}")
 }

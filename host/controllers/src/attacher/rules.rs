@@ -11,8 +11,8 @@ use std::{
 
 use cofferdam_cluster::{Cache, Lookup};
 use cofferdam_domain::{
-    AccessMode, DriverName, NodeId, NodeName, Volume, VolumeAttachment, VolumeAttachmentSource, VolumeHandle,
-    VolumeMode, VolumeName, names,
+    AccessMode, DriverName, Node, NodeId, NodeName, Volume, VolumeAttachment, VolumeAttachmentSource,
+    VolumeHandle, VolumeMode, VolumeName, names,
     storage::{AccessType, CsiAccessMode, PublishVolume, VolumeCapability, connection_info},
     volume::{CsiVolumeSource, SecretRef},
 };
@@ -42,6 +42,9 @@ pub struct AttacherInput<'a> {
     pub force_sync: bool,
     /// Nodes that the volume was unpublished from in this reconcile.
     pub unpublished_from: &'a [NodeId],
+    /// The detach failed in this reconcile, but there is proof that the volume is detached: by the driver's
+    /// ListVolumes, or by an operator (see [`check_confirmation`]).
+    pub is_detach_proven: bool,
 }
 
 /// The next effect for a VolumeAttachment.
@@ -238,6 +241,13 @@ fn decide_detach(input: AttacherInput<'_>, attachment: &VolumeAttachment) -> Att
             AttachmentVerdict::RemoveFinalizer,
         );
     }
+    if input.is_detach_proven {
+        return match finalizer_at {
+            Some(at) => AttachmentVerdict::RemoveFinalizer(at),
+            None if attachment.attached => AttachmentVerdict::MarkDetached,
+            None => AttachmentVerdict::NoAction("the volume is detached"),
+        };
+    }
     // Without the attacher's finalizer the VolumeAttachment exists only because of other finalizers. If its
     // status is still attached, a process may have died between the removal of the finalizer and the status
     // update.
@@ -253,6 +263,61 @@ fn decide_detach(input: AttacherInput<'_>, attachment: &VolumeAttachment) -> Att
         },
         Err(error) if finalizer_at.is_some() => AttachmentVerdict::Fail(error.to_string()),
         Err(_) => AttachmentVerdict::NoAction("the finalizer is not set"),
+    }
+}
+
+/// The reason why the annotation `confirm-detached` has no effect: the message of an event.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum ConfirmationError {
+    /// The VolumeAttachment is not being deleted.
+    #[error(
+        "the annotation {} has no effect: the VolumeAttachment is not being deleted; \
+         set it after the deletion",
+        names::CONFIRM_DETACHED
+    )]
+    NotDeleting,
+    /// The annotation has no value.
+    #[error(
+        "the annotation {} has no effect: it is empty; \
+         expected the reason why the volume is certainly detached",
+        names::CONFIRM_DETACHED
+    )]
+    NoReason,
+    /// The Node exists and is in service: kubelet and pods may still write to the volume.
+    #[error(
+        "the annotation {} has no effect: Node {node} exists without the taint {}; \
+         expected the taint, or that the Node is deleted",
+        names::CONFIRM_DETACHED,
+        names::OUT_OF_SERVICE_TAINT
+    )]
+    NodeInService {
+        /// The node.
+        node: NodeName,
+    },
+}
+
+/// Checks an operator's annotation `confirm-detached`, which ends a detach that the driver cannot complete.
+/// `node` is the Node from a live read, `None` if it does not exist. Returns the operator's reason; `None`
+/// without the annotation.
+///
+/// # Errors
+/// The annotation has no effect.
+pub fn check_confirmation<'a>(
+    attachment: &'a VolumeAttachment,
+    node: Option<&Node>,
+) -> Result<Option<&'a str>, ConfirmationError> {
+    let Some(reason) = attachment.meta.annotation(names::CONFIRM_DETACHED) else { return Ok(None) };
+    if !attachment.meta.deleting {
+        return Err(ConfirmationError::NotDeleting);
+    }
+    if reason.trim().is_empty() {
+        return Err(ConfirmationError::NoReason);
+    }
+    match node {
+        Some(node) if !node.out_of_service => {
+            Err(ConfirmationError::NodeInService { node: node.name.clone() })
+        }
+        Some(_) | None => Ok(Some(reason)),
     }
 }
 
@@ -409,15 +474,22 @@ fn capability_mode(volume: &Volume, single_node_multi_writer: bool) -> Result<Cs
 }
 
 /// Returns true if a change of a VolumeAttachment requires a reconcile: it is new or was created again, its
-/// deletion was requested, or it has lost `status.attached` and is not being deleted. The attacher's own
-/// writes require none: otherwise writing an error would end the back-off that the error started. Source:
-/// external-attacher's `shouldEnqueueVAChange`.
+/// deletion was requested, an operator confirmed its detach, or it has lost `status.attached` and is not
+/// being deleted. The attacher's own writes require none: otherwise writing an error would end the back-off
+/// that the error started. Source: external-attacher's `shouldEnqueueVAChange`.
 pub fn is_relevant_change(old: Option<&VolumeAttachment>, new: &VolumeAttachment) -> bool {
     old.is_none_or(|old| {
         old.meta.uid != new.meta.uid
             || old.meta.deleting != new.meta.deleting
+            || is_confirmation_changed(Some(old), new)
             || (old.attached && !new.attached && !new.meta.deleting)
     })
+}
+
+/// Returns true if the annotation `confirm-detached` was added, or its value has changed.
+pub fn is_confirmation_changed(old: Option<&VolumeAttachment>, new: &VolumeAttachment) -> bool {
+    let confirmation = new.meta.annotation(names::CONFIRM_DETACHED);
+    confirmation.is_some() && confirmation != old.and_then(|old| old.meta.annotation(names::CONFIRM_DETACHED))
 }
 
 /// Returns the index of the attacher's finalizer in a PersistentVolume if it can be removed: the
@@ -461,6 +533,24 @@ pub fn is_out_of_sync(
     published
         && attachment.meta.finalizer_index(&finalizer).is_none()
         && !is_used_by_other_attachment(cache, attachment, &csi)
+}
+
+/// Returns true if the detach of a VolumeAttachment has failed, and `ListVolumes` shows the volume published
+/// to other nodes only or to none. Returns false if the volume is missing from the list, or if the node's ID
+/// is unknown.
+pub fn is_listed_as_detached(
+    cache: &Cache,
+    published_nodes: &PublishedNodesByVolume,
+    attachment: &VolumeAttachment,
+) -> bool {
+    if !attachment.meta.deleting || attachment.detach_error.is_none() {
+        return false;
+    }
+    let Ok((_, csi)) = volume_of(cache, attachment) else { return false };
+    let Some(nodes) = published_nodes.get(&csi.handle) else { return false };
+    let ids = [node_id(cache, attachment).ok(), recorded_node_id(attachment)];
+    let mut ids = ids.iter().flatten().peekable();
+    ids.peek().is_some() && !ids.any(|id| nodes.contains(id))
 }
 
 #[cfg(test)]

@@ -19,6 +19,9 @@ pub struct AttacherSettings {
     pub max_entries: Option<u32>,
     /// Filesystem type of volumes that have none (`--default-fstype`).
     pub default_fs_type: Option<String>,
+    /// The feature gate `MutableCSINodeAllocatableCount`: without it, `status.attachError` has no
+    /// `errorCode`.
+    pub attach_error_code: bool,
 }
 
 impl Default for AttacherSettings {
@@ -30,6 +33,7 @@ impl Default for AttacherSettings {
             reconcile_sync: Duration::from_secs(60),
             max_entries: None,
             default_fs_type: None,
+            attach_error_code: true,
         }
     }
 }

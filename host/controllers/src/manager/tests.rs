@@ -110,7 +110,9 @@ fn every_watch_is_within_the_declared_rules() {
                     let namespace = spec.scope.namespace.as_deref().unwrap_or_default();
                     for verb in ["list", "watch"] {
                         let request = ResourceAttributes { verb, group, resource, namespace, name: "" };
-                        let is_allowed = rules.iter().any(|rule| rule.allows(&request, NAMESPACE));
+                        let is_allowed = rules
+                            .iter()
+                            .any(|rule| rule.allows(&request, NAMESPACE, &settings.secret_namespaces));
                         assert!(is_allowed, "{roles:?}, drivers {placement:?}: {request:?}");
                         watched += 1;
                     }

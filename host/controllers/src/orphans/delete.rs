@@ -6,6 +6,7 @@ use cofferdam_cluster::{ApiError, OrphanReport, deletion_freeze, queue::Action, 
 use cofferdam_domain::{
     Volume, VolumeHandle,
     storage::{Ability, ErrorKind, Finality, VolumeOwner, VolumeStatus},
+    text::printable,
 };
 use serde_json::{Value, json};
 
@@ -130,7 +131,7 @@ impl OrphanScanner {
     ) -> Option<DeletionResponse> {
         let name = &driver.backend.description().name;
         tracing::info!(
-            driver = %name, volume = %request.handle, requested_by = %request.requested_by,
+            driver = %name, volume = %request.handle, requested_by = %printable(&request.requested_by),
             "deleting an orphan",
         );
         let call = Call::with_deadline(self.context.calls.timeout);

@@ -75,12 +75,13 @@ impl VolumeCounts {
     /// Volumes without a PersistentVolume that are never orphans: without an owner, of another cluster, or
     /// with a reclaim policy other than Delete.
     pub fn unmanaged(&self) -> u64 {
-        self.no_owner + self.other_cluster + self.retained
+        self.no_owner.saturating_add(self.other_cluster).saturating_add(self.retained)
     }
 
     /// All volumes that the driver lists.
     pub fn total(&self) -> u64 {
-        self.referenced + self.orphan + self.within_grace_period + self.unmanaged()
+        let listed = self.referenced.saturating_add(self.orphan).saturating_add(self.within_grace_period);
+        listed.saturating_add(self.unmanaged())
     }
 }
 

@@ -319,7 +319,7 @@ impl OrphanScanner {
             Ok(map) => {
                 let new_orphans = report.new_orphans(last_report.as_ref());
                 if !new_orphans.is_empty() {
-                    let text = describe(&report, &new_orphans);
+                    let text = describe(&report, &new_orphans, &map.key.namespace);
                     self.emit_event(driver, &map, EventSpec::warning("OrphanedVolumes", text));
                 }
                 Ok(())

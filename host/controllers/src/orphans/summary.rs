@@ -89,14 +89,15 @@ fn insert(listed: &mut BTreeMap<VolumeHandle, Orphan>, orphan: Orphan) -> bool {
     new
 }
 
-/// Message of the event `OrphanedVolumes`.
-pub(super) fn describe(report: &ScanReport, new_orphans: &[&VolumeHandle]) -> String {
+/// Message of the event `OrphanedVolumes`. `namespace` is that of the report.
+pub(super) fn describe(report: &ScanReport, new_orphans: &[&VolumeHandle], namespace: &str) -> String {
     let named: Vec<&str> = new_orphans.iter().take(MAX_NAMED_HANDLES).map(|handle| handle.as_str()).collect();
     let ellipsis = if new_orphans.len() > MAX_NAMED_HANDLES { ", …" } else { "" };
     let (count, driver) = (report.counts.orphan, &report.driver);
     let orphaned = if count == 1 { "1 volume is" } else { &format!("{count} volumes are") };
     format!(
-        "{orphaned} orphaned, new: {}{ellipsis}. See `cofferdam orphans --driver {driver}`",
+        "{orphaned} orphaned, new: {}{ellipsis}. See `cofferdam orphans --namespace {namespace} --driver \
+         {driver}`",
         named.join(", ")
     )
 }

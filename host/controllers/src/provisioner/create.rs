@@ -3,11 +3,14 @@
 use std::{sync::Arc, time::Duration};
 
 use cofferdam_backend::Call;
-use cofferdam_cluster::{Intent, observer::StepResult, queue::Action};
-use cofferdam_domain::storage::{CreatedVolume, StorageError};
+use cofferdam_cluster::{
+    Intent, JournalError, journal::OWNER_CHECK_INTERVAL, observer::StepResult, queue::Action,
+};
+use cofferdam_domain::storage::{CreatedVolume, Secrets, StorageError};
 use tokio::time::Instant;
 
 use super::{
+    mending::{self, RequestKind},
     reconcile::Provisioner,
     rules::{self, CreateVerdict},
 };
@@ -17,14 +20,41 @@ use crate::{drivers::ManagedDriver, events::EventSpec, step_recorder::StepRecord
 const PROVISIONING_EVENT_DELAY: Duration = Duration::from_secs(1);
 
 impl Provisioner {
-    /// Writes the intent to the driver's journal. Returns `None` after success, else the action that the
-    /// reconcile of the claim returns.
-    pub(super) async fn write_intent(&self, intent: Intent) -> Option<Action> {
+    /// Makes this process the owner of the journal before a request is recorded or sent. Returns `None` after
+    /// success, else the action that the reconcile of the claim returns.
+    pub(super) async fn acquire_journal(&self, intent: &Intent) -> Option<Action> {
+        let Some(driver) = self.context.drivers.get(&intent.driver) else { return Some(Action::Requeue) };
+        let error = driver.journal.acquire().await.err()?;
+        Some(self.action_for_journal_error(intent, &error, None))
+    }
+
+    /// The action after an error of the journal. Another owner of the journal is no failure.
+    fn action_for_journal_error(
+        &self,
+        intent: &Intent,
+        error: &JournalError,
+        elapsed: Option<Duration>,
+    ) -> Action {
+        let recorder = self.context.recorders.of_claim(&intent.claim);
+        if let JournalError::Taken(_) = error {
+            recorder.record(StepResult::Waiting, error.to_string(), elapsed);
+            return Action::RequeueAfter(OWNER_CHECK_INTERVAL);
+        }
+        recorder.record(StepResult::Failed, error.to_string(), elapsed);
+        self.backoff_after_failure(&intent.claim_uid, error.to_string(), false)
+    }
+
+    /// Takes the driver's journal, and writes the intent to it. Returns `None` after success, else the action
+    /// that the reconcile of the claim returns.
+    pub(super) async fn write_intent(&self, mut intent: Intent) -> Option<Action> {
+        if let Some(wait) = self.acquire_journal(&intent).await {
+            return Some(wait);
+        }
+        intent.recorded_at = Some((self.context.clock)());
         let Some(driver) = self.context.drivers.get(&intent.driver) else { return Some(Action::Requeue) };
         let recorder = self.context.recorders.of_claim(&intent.claim);
         let started = Instant::now();
-        let uid = intent.claim_uid.clone();
-        match driver.journal.write(intent).await {
+        match driver.journal.write(intent.clone()).await {
             Ok(_) => {
                 recorder.record(
                     StepResult::Applied,
@@ -33,60 +63,154 @@ impl Provisioner {
                 );
                 None
             }
-            Err(error) => {
-                recorder.record(StepResult::Failed, error.to_string(), Some(started.elapsed()));
-                Some(self.backoff_after_failure(&uid, error.to_string(), false))
-            }
+            Err(error) => Some(self.action_for_journal_error(&intent, &error, Some(started.elapsed()))),
         }
     }
 
-    /// Sends the request of the intent to the driver, and continues with its result.
-    pub(super) async fn create(&self, driver: &ManagedDriver, intent: &Arc<Intent>) -> Action {
+    /// Takes the driver's journal, and replaces an intent in it by `mended`, which also has the mended
+    /// request.
+    ///
+    /// # Errors
+    /// The intent was not replaced: the action that the reconcile of the claim returns; `None` if the journal
+    /// has no room for the mended request, so that the first request is repeated.
+    pub(super) async fn write_mended(
+        &self,
+        driver: &ManagedDriver,
+        intent: &Intent,
+        mut mended: Intent,
+    ) -> Result<(), Option<Action>> {
+        if let Some(wait) = self.acquire_journal(intent).await {
+            return Err(Some(wait));
+        }
+        let recorder = self.context.recorders.of_claim(&intent.claim);
+        let started = Instant::now();
+        if let Some(request) = &mut mended.mended {
+            request.recorded_at = Some((self.context.clock)());
+        }
+        let written = driver.journal.replace(intent, mended).await;
+        let elapsed = Some(started.elapsed());
+        match written {
+            Ok(_) => {
+                recorder.record(StepResult::Applied, "writes the mended request to the journal", elapsed);
+                Ok(())
+            }
+            Err(error @ JournalError::Full(_)) => {
+                recorder.record(StepResult::Failed, error.to_string(), elapsed);
+                Err(None)
+            }
+            Err(error) => Err(Some(self.action_for_journal_error(intent, &error, elapsed))),
+        }
+    }
+
+    /// Sends a request of the intent to the driver, with the Secret of that request, and continues with its
+    /// result.
+    pub(super) async fn create(
+        &self,
+        driver: &ManagedDriver,
+        intent: &Arc<Intent>,
+        (kind, request): (RequestKind, &Arc<Intent>),
+        secrets: Secrets,
+    ) -> Action {
         let recorder = self.context.recorders.of_claim(&intent.claim);
         let uid = &intent.claim_uid;
         let started = Instant::now();
-        let response = self.call_create(driver, intent, &recorder).await;
+        let response = self.call_create(driver, request, secrets, &recorder).await;
         let elapsed = started.elapsed();
-        let retry_after =
-            response.as_ref().err().and_then(|error| error.retry_after_ms).map(Duration::from_millis);
+        let error = response.as_ref().err().cloned();
+        let retry_after = error.as_ref().and_then(|error| error.retry_after_ms).map(Duration::from_millis);
         let local_node = self.context.local_node.as_ref();
-        match rules::decide_after_create(&self.context.cache, local_node, intent, response) {
+        // The process that has taken the journal may have sent the request, too.
+        let is_recovered = driver.journal.is_recovered(uid) || driver.journal.taken_by().is_some();
+        let verdict =
+            rules::decide_after_create(&self.context.cache, local_node, request, is_recovered, response);
+        let is_created = matches!(verdict, CreateVerdict::Save(..) | CreateVerdict::DeleteUnneeded(..));
+        let action = match verdict {
             CreateVerdict::Save(created, capacity) => {
-                self.save(driver, intent, created, capacity, &recorder, started).await
+                self.save(driver, request, created, capacity, &recorder, started).await
             }
             CreateVerdict::DeleteUnneeded(created, message) => {
-                self.delete_unneeded(driver, intent, &created, message, &recorder).await
+                self.delete_unneeded(driver, request, &created, message, &recorder).await
+            }
+            CreateVerdict::Failed { message, .. }
+                if kind == RequestKind::Mended && error.as_ref().is_some_and(mending::is_already_exists) =>
+            {
+                recorder.record(StepResult::Failed, message.clone(), Some(elapsed));
+                self.context.metrics.record_provision_failure(&request.class.name);
+                let text = format!("{message}; sending the request again that was sent before the change");
+                self.emit_provisioning_failed(uid, text);
+                self.call_backoff.record_already_exists(request);
+                return Action::Requeue;
             }
             CreateVerdict::Failed { message, permanent } => {
                 recorder.record(StepResult::Failed, message.clone(), Some(elapsed));
-                self.context.metrics.record_provision_failure(&intent.class.name);
-                driver.journal.remove(uid);
+                self.context.metrics.record_provision_failure(&request.class.name);
                 if permanent {
                     let duration = self.context.calls.retry_interval_max;
-                    self.infeasible.insert(uid, &intent.class.uid, duration);
+                    self.infeasible.insert(uid, &request.class.uid, duration);
                 }
-                self.requeue_after(self.backoff_after_failure(uid, message, permanent), uid, retry_after)
+                // The intent's other request has a back-off of its own.
+                let has_other = self.remove_request(driver, intent, kind, &recorder).await;
+                let action = self.backoff_after_failure(uid, message, permanent && !has_other);
+                self.requeue_after(action, uid, retry_after)
             }
             CreateVerdict::Reschedule { node, message } => {
-                self.context.metrics.record_provision_failure(&intent.class.name);
-                driver.journal.remove(uid);
-                self.reschedule(uid, &node, message).await
+                self.context.metrics.record_provision_failure(&request.class.name);
+                if self.remove_request(driver, intent, kind, &recorder).await {
+                    recorder.record(StepResult::Failed, message.clone(), Some(elapsed));
+                    self.requeue_after(self.backoff_after_failure(uid, message, false), uid, retry_after)
+                } else {
+                    self.reschedule(uid, &node, message).await
+                }
             }
             CreateVerdict::Retry(message) => {
                 recorder.record(StepResult::Failed, message.clone(), Some(elapsed));
-                self.context.metrics.record_provision_failure(&intent.class.name);
+                self.context.metrics.record_provision_failure(&request.class.name);
                 self.requeue_after(self.backoff_after_failure(uid, message, false), uid, retry_after)
             }
+        };
+        let has_failed = !is_created || matches!(action, Action::Backoff | Action::BackoffFor(_));
+        if !has_failed {
+            self.call_backoff.remove(uid);
+            return action;
         }
+        // No user waits for the volume of a deleted claim: its calls have the longest back-off.
+        let has_claim = self.context.cache.claim_by_uid(uid).is_some();
+        let delay = if has_claim { retry_after } else { Some(self.context.calls.retry_interval_max) };
+        self.call_backoff.record_failure(request, delay);
+        match error {
+            Some(error) => self.report_if_stuck(driver, intent, &error, &recorder).await.unwrap_or(action),
+            None => action,
+        }
+    }
+
+    /// Removes a request whose error is final from the intent, and the intent if it has no other request.
+    /// Returns true if it has another request.
+    async fn remove_request(
+        &self,
+        driver: &ManagedDriver,
+        intent: &Intent,
+        kind: RequestKind,
+        recorder: &StepRecorder,
+    ) -> bool {
+        let Some(remaining) = mending::remaining(intent, kind) else {
+            driver.journal.remove(&intent.claim_uid);
+            return false;
+        };
+        // After a failed write, the request is sent again.
+        if let Err(error) = driver.journal.replace(intent, remaining).await {
+            recorder.record(StepResult::Failed, error.to_string(), None);
+        }
+        true
     }
 
     async fn call_create(
         &self,
         driver: &ManagedDriver,
         intent: &Intent,
+        secrets: Secrets,
         recorder: &StepRecorder,
     ) -> Result<CreatedVolume, StorageError> {
-        let call = Call::with_deadline(self.context.calls.timeout);
+        let call = Call { deadline: self.context.calls.timeout, secrets };
         let started = Instant::now();
         let mut response = driver.backend.create_volume(call, intent.request.clone());
         let response = match tokio::time::timeout(PROVISIONING_EVENT_DELAY, &mut response).await {

@@ -10,7 +10,7 @@ use cofferdam_cluster::{
     writer::CachedKind,
 };
 use cofferdam_domain::{
-    CsiNode, Node, VolumeAttachment, VolumeAttributesClass,
+    CsiNode, DriverName, Node, VolumeAttachment, VolumeAttributesClass,
     storage::{Ability, Feature},
 };
 use prometheus_client::registry::Registry;
@@ -49,6 +49,7 @@ const CLUSTER_WIDE: &[Rule] = &[
     Rule::cluster(STORAGE, "csinodes", READ),
     Rule::cluster(CORE, "persistentvolumes", &["create", "delete", "patch"]),
     Rule::own_config_maps(&["create", "get", "list", "patch", "watch"]),
+    Rule::driver_secrets(),
     Rule::cluster(STORAGE, "volumeattachments", WATCH),
     Rule::cluster(STORAGE, "volumeattributesclasses", WATCH),
 ];
@@ -60,6 +61,7 @@ const NODE_LOCAL: &[Rule] = &[
     Rule::cluster(CORE, "persistentvolumeclaims", &["patch"]),
     Rule::cluster(CORE, "persistentvolumes", &["create", "delete", "patch"]),
     Rule::own_config_maps(&["create", "get", "list", "patch", "watch"]),
+    Rule::driver_secrets(),
     Rule::cluster(STORAGE, "volumeattributesclasses", WATCH),
 ];
 
@@ -77,7 +79,8 @@ fn topology_watch<K: CachedKind>(
     backends: &[Arc<dyn Backend>],
     is_needed: fn(&LocalNode) -> bool,
 ) -> Option<WatchSpec> {
-    if settings.cluster_wide(backends).any(|backend| backend.has_topology()) {
+    let has_topology = |backend: &Arc<dyn Backend>| settings.provisioner.topology && backend.has_topology();
+    if settings.cluster_wide(backends).any(has_topology) {
         return Some(WatchSpec::all::<K>());
     }
     let node = settings.local_node(backends).filter(is_needed)?;
@@ -93,15 +96,19 @@ fn options(process: &ProcessContext) -> ProvisionerOptions {
     };
     ProvisionerOptions {
         prefix: settings.provisioner.volume_name_prefix.clone(),
+        uuid_length: settings.provisioner.volume_name_uuid_length,
         default_fs_type: settings.provisioner.default_fs_type.clone(),
         extra_create_metadata: settings.provisioner.extra_create_metadata,
+        controller_publish_read_only: settings.provisioner.controller_publish_read_only,
+        volume_attributes_class: settings.provisioner.volume_attributes_class,
         cluster: process.cluster.clone(),
         runs_pv_controller: pv_controller::is_enabled(settings),
         single_node_multi_writer_drivers: drivers_with(&|backend| {
             backend.description().has_feature(Feature::SingleNodeMultiWriter)
         }),
+        create_drivers: drivers_with(&|backend| backend.creates_volumes()),
         modification_drivers: drivers_with(&|backend| backend.abilities().contains(&Ability::Modification)),
-        topology_drivers: drivers_with(&|backend| backend.has_topology()),
+        topology_drivers: drivers_with(&|backend| settings.provisioner.topology && backend.has_topology()),
         strict_topology: settings.provisioner.strict_topology,
         immediate_topology: settings.provisioner.immediate_topology,
         local_node: process.local_node.clone(),
@@ -138,6 +145,10 @@ impl DeclaredController for Provisioner {
     const PROVISIONS: bool = true;
     type Metrics = (ProvisionerMetrics, OrphanMetrics);
 
+    fn lease_name(driver: &DriverName) -> String {
+        driver.as_str().replace('/', "-")
+    }
+
     fn watches(settings: &Settings, backends: &[Arc<dyn Backend>]) -> Vec<WatchSpec> {
         let namespace = &settings.namespace;
         let mut watches = vec![WatchSpec::scoped::<RestoreMarker>(deletion_freeze::marker_scope(namespace))];
@@ -146,7 +157,8 @@ impl DeclaredController for Provisioner {
         if settings.cluster_wide(backends).any(publishes) {
             watches.push(WatchSpec::all::<VolumeAttachment>());
         }
-        if backends.iter().any(|backend| backend.abilities().contains(&Ability::Modification)) {
+        let modifies = |backend: &Arc<dyn Backend>| backend.abilities().contains(&Ability::Modification);
+        if settings.provisioner.volume_attributes_class && backends.iter().any(modifies) {
             watches.push(WatchSpec::all::<VolumeAttributesClass>());
         }
         watches.extend(topology_watch::<CsiNode>(settings, backends, LocalNode::needs_keys));
@@ -182,7 +194,9 @@ impl DeclaredController for Provisioner {
         ProvisionerContext {
             cache: Arc::clone(&process.cache),
             writer: process.writer.clone(),
+            secrets: process.secrets.clone(),
             events: process.events.clone(),
+            clock: Arc::clone(&process.clock),
             recorders: process.recorders(ROLE),
             drivers: Arc::clone(&process.drivers),
             local_node: process.local_node.clone(),

@@ -1,17 +1,25 @@
-//! Metrics of the provisioner, with the names of external-provisioner.
+//! Metrics of the provisioner, with the names of external-provisioner, and of the intent journals.
 
-use std::time::Duration;
+use std::{fmt, sync::Arc, time::Duration};
 
+use cofferdam_cluster::{Clock, Journal};
 use cofferdam_domain::StorageClassName;
+use parking_lot::Mutex;
 use prometheus_client::{
-    encoding::EncodeLabelSet,
-    metrics::{counter::Counter, family::Family, histogram::Histogram},
+    collector::Collector,
+    encoding::{DescriptorEncoder, EncodeLabelSet, EncodeMetric},
+    metrics::{MetricType, counter::Counter, family::Family, gauge::ConstGauge, histogram::Histogram},
     registry::{Registry, Unit},
 };
 
 /// Buckets of the duration histograms, in seconds: the default buckets of Prometheus' Go client, which
 /// external-provisioner uses.
 const BUCKETS: [f64; 11] = [0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0];
+
+/// An intent of this age is stuck. By then the driver has been called ten times or more, with calls that fail
+/// at once, and the calls have reached the longest back-off of 5 minutes, which they do after 8.5 minutes; or
+/// nine times, with calls that end after 60 seconds.
+pub(super) const STUCK_AFTER: Duration = Duration::from_secs(900);
 
 #[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
 struct ProvisionLabels {
@@ -33,6 +41,7 @@ pub struct ProvisionerMetrics {
     deletions: Family<DeleteLabels, Counter>,
     deletion_failures: Family<DeleteLabels, Counter>,
     deletion_seconds: Family<DeleteLabels, Histogram>,
+    journals: JournalMetrics,
 }
 
 impl ProvisionerMetrics {
@@ -46,6 +55,7 @@ impl ProvisionerMetrics {
             deletions: Family::default(),
             deletion_failures: Family::default(),
             deletion_seconds: Family::new_with_constructor(histogram),
+            journals: JournalMetrics::default(),
         };
         let m = metrics.clone();
         let claims = "controller_persistentvolumeclaim";
@@ -66,7 +76,15 @@ impl ProvisionerMetrics {
             Unit::Seconds,
             m.deletion_seconds,
         );
+        registry.register_collector(Box::new(m.journals));
         metrics
+    }
+
+    /// Sets the journals of the process's drivers, and the clock for the ages of their intents.
+    pub(crate) fn set_journals(&self, journals: impl Iterator<Item = Journal>, clock: &Clock) {
+        let mut journals: Vec<Journal> = journals.collect();
+        journals.sort_by(|a, b| a.driver().cmp(b.driver()));
+        *self.journals.0.lock() = Some(ManagedJournals { journals, clock: Arc::clone(clock) });
     }
 
     pub(crate) fn record_provision(&self, class: &StorageClassName, took: Duration) {
@@ -89,5 +107,140 @@ impl ProvisionerMetrics {
 
     pub(crate) fn record_deletion_failure(&self, class: &StorageClassName) {
         self.deletion_failures.get_or_create(&DeleteLabels { class: class.to_string() }).inc();
+    }
+}
+
+/// The journals of a process's drivers, by the drivers' names.
+#[derive(Clone)]
+struct ManagedJournals {
+    journals: Vec<Journal>,
+    clock: Clock,
+}
+
+/// Metrics of the journals, computed on each scrape. `None` before the provisioner is created.
+#[derive(Clone, Default)]
+struct JournalMetrics(Arc<Mutex<Option<ManagedJournals>>>);
+
+impl fmt::Debug for JournalMetrics {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("JournalMetrics").finish_non_exhaustive()
+    }
+}
+
+/// The intents of a driver's journal at one time.
+struct JournalSummary {
+    driver: String,
+    intents: usize,
+    oldest: Duration,
+    stuck: usize,
+}
+
+impl JournalMetrics {
+    fn summaries(&self) -> Vec<JournalSummary> {
+        let Some(ManagedJournals { journals, clock }) = self.0.lock().clone() else { return Vec::new() };
+        let now = clock();
+        let summary = |journal: &Journal| {
+            let ages = journal.ages(now);
+            JournalSummary {
+                driver: journal.driver().to_string(),
+                intents: journal.intent_count(),
+                oldest: ages.iter().max().copied().unwrap_or_default(),
+                stuck: ages.iter().filter(|age| **age >= STUCK_AFTER).count(),
+            }
+        };
+        journals.iter().map(summary).collect()
+    }
+}
+
+impl Collector for JournalMetrics {
+    fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> Result<(), fmt::Error> {
+        fn number(count: usize) -> f64 {
+            f64::from(u32::try_from(count).unwrap_or(u32::MAX))
+        }
+        let summaries = self.summaries();
+        let mut show = |name: &str, help: &str, value: fn(&JournalSummary) -> f64| {
+            let mut metric = encoder.encode_descriptor(name, help, None, MetricType::Gauge)?;
+            for summary in &summaries {
+                let labels = [("driver_name", summary.driver.as_str())];
+                ConstGauge::new(value(summary)).encode(metric.encode_family(&labels)?)?;
+            }
+            Ok(())
+        };
+        show("cofferdam_journal_intents", "Intents in the driver's journal", |of| number(of.intents))?;
+        show(
+            "cofferdam_journal_oldest_intent_age_seconds",
+            "Age of the oldest intent in the driver's journal",
+            |of| of.oldest.as_secs_f64(),
+        )?;
+        show(
+            "cofferdam_journal_stuck_intents",
+            "Intents without a final result for 15 minutes or more",
+            |of| number(of.stuck),
+        )
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use cofferdam_apiserver::{ApiServer, Options};
+    use cofferdam_cluster::{Cache, Intent, Writer, metrics::Metrics};
+    use cofferdam_domain::DriverName;
+    use jiff::Timestamp;
+    use tokio_util::sync::CancellationToken;
+
+    use super::*;
+    use crate::provisioner::mending::tests::intent;
+
+    fn scrape(registry: &Registry) -> Vec<String> {
+        let mut text = String::new();
+        prometheus_client::encoding::text::encode(&mut text, registry).unwrap();
+        text.lines().filter_map(|line| Some(line.strip_prefix("cofferdam_journal_")?.to_owned())).collect()
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn each_driver_has_its_own_journal_metrics() {
+        let api = ApiServer::new(Options::default());
+        let client = kube::Client::new(api.service(), "default");
+        let writer = Writer::new(client, Arc::new(Cache::default()), Metrics::default());
+        let journal = |driver: &str| {
+            Journal::new(writer.clone(), "default".to_owned(), driver.into(), Metrics::default())
+        };
+        let (first, second) = (journal("a"), journal("b"));
+        let clock: Clock = Arc::new(|| "2026-06-03T12:15:00Z".parse::<Timestamp>().unwrap());
+        let mut registry = Registry::default();
+        let metrics = ProvisionerMetrics::register(&mut registry);
+        assert!(scrape(&registry).is_empty());
+        metrics.set_journals([second.clone(), first.clone()].into_iter(), &clock);
+
+        let stop = CancellationToken::new();
+        let write = async {
+            let of = |driver: &str, uid: &str, time: &str| Intent {
+                driver: DriverName::from(driver),
+                claim_uid: uid.into(),
+                recorded_at: Some(time.parse().unwrap()),
+                ..intent("fast")
+            };
+            for intent in [
+                of("a", "1", "2026-06-03T12:00:00Z"),
+                of("a", "2", "2026-06-03T12:00:01Z"),
+                of("b", "3", "2026-06-03T12:14:00Z"),
+            ] {
+                let journal = if intent.driver.as_str() == "a" { &first } else { &second };
+                journal.write(intent).await.unwrap();
+            }
+            stop.cancel();
+        };
+        tokio::join!(first.run(stop.clone()), second.run(stop.clone()), write);
+        assert_eq!(
+            scrape(&registry),
+            [
+                "intents{driver_name=\"a\"} 2.0",
+                "intents{driver_name=\"b\"} 1.0",
+                "oldest_intent_age_seconds{driver_name=\"a\"} 900.0",
+                "oldest_intent_age_seconds{driver_name=\"b\"} 60.0",
+                "stuck_intents{driver_name=\"a\"} 1.0",
+                "stuck_intents{driver_name=\"b\"} 0.0",
+            ]
+        );
     }
 }

@@ -1,10 +1,13 @@
 //! `provisioner`: provisions volumes for claims and deletes released volumes. Replaces external-provisioner.
 
+mod call_backoff;
 mod contests;
 mod create;
+mod create_secret;
 mod declaration;
 mod immediate_binding;
 mod infeasible;
+pub mod mending;
 pub mod metrics;
 pub mod object;
 pub mod parameters;
@@ -14,7 +17,11 @@ pub mod reconcile;
 mod release_hints;
 pub mod rules;
 mod save;
+pub mod secret_references;
+mod secrets;
 pub(crate) mod settings;
+mod stuck;
+mod template;
 pub mod topology;
 mod undo;
 

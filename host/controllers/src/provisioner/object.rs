@@ -4,6 +4,7 @@ use cofferdam_cluster::Intent;
 use cofferdam_domain::{
     AccessModes, Quantity, VolumeMode, names,
     storage::{AccessType, CreatedVolume, connection_info},
+    volume::SecretRef,
 };
 use serde_json::{Map, Value, json};
 
@@ -15,6 +16,8 @@ pub struct ClaimFields {
     /// `metadata.resourceVersion` of the claim, for the claimRef. `None` if the cache lacks the claim: the
     /// claim is deleted, or cannot be decoded.
     pub version: Option<String>,
+    /// `spec.csi.readOnly`, which is written only if it is true.
+    pub read_only: bool,
 }
 
 /// Returns the PersistentVolume of a created volume with `capacity` bytes. `identity` becomes the volume
@@ -53,7 +56,18 @@ pub fn persistent_volume(
         "name": &*intent.claim.name,
         "uid": intent.claim_uid,
     });
+    let secrets = &intent.secrets;
+    for (field, secret) in [
+        ("controllerPublishSecretRef", &secrets.controller_publish),
+        ("nodeStageSecretRef", &secrets.node_stage),
+        ("nodePublishSecretRef", &secrets.node_publish),
+        ("controllerExpandSecretRef", &secrets.controller_expand),
+        ("nodeExpandSecretRef", &secrets.node_expand),
+    ] {
+        insert(&mut csi, field, secret.as_ref().map(|secret| json!(secret)));
+    }
     insert(&mut csi, "fsType", fs_type.map(Value::from));
+    insert(&mut csi, "readOnly", claim_fields.read_only.then_some(Value::Bool(true)));
     insert(&mut claim, "resourceVersion", claim_fields.version.clone().map(Value::from));
     let mut spec = json!({
         "capacity": {"storage": Quantity::from_bytes(capacity).to_string()},
@@ -78,16 +92,28 @@ pub fn persistent_volume(
         "metadata": {
             "name": intent.request.name,
             "finalizers": [names::PROVISIONER_FINALIZER],
-            "annotations": {
-                names::PROVISIONED_BY: intent.driver,
-                // Empty: the deletion needs no Secret. Without the annotations, the class would be read for
-                // one.
-                names::DELETION_SECRET_NAME: "",
-                names::DELETION_SECRET_NAMESPACE: "",
-            },
+            "annotations": annotations(intent),
         },
         "spec": spec,
     })
+}
+
+/// Returns the annotations: the driver, and the Secrets of DeleteVolume and ControllerModifyVolume.
+fn annotations(intent: &Intent) -> Value {
+    let mut annotations = json!({names::PROVISIONED_BY: intent.driver});
+    let mut insert_secret = |keys: [&str; 2], values: [&str; 2]| {
+        for (key, value) in keys.into_iter().zip(values) {
+            insert(&mut annotations, key, Some(Value::from(value)));
+        }
+    };
+    let parts = |secret: &SecretRef| [secret.name.clone(), secret.namespace.clone()];
+    // Empty without a Secret: without the annotations, the class would be read for one.
+    let [name, namespace] = intent.secrets.provisioner.as_ref().map(parts).unwrap_or_default();
+    insert_secret([names::DELETION_SECRET_NAME, names::DELETION_SECRET_NAMESPACE], [&name, &namespace]);
+    if let Some(SecretRef { namespace, name }) = &intent.secrets.controller_modify {
+        insert_secret([names::MODIFY_SECRET_NAME, names::MODIFY_SECRET_NAMESPACE], [name, namespace]);
+    }
+    annotations
 }
 
 /// Returns the node affinity: one term per topology of the volume. `None` if the volume has no topology.

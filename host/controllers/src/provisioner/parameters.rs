@@ -1,44 +1,16 @@
-//! StorageClass parameters. Source: external-provisioner, except that parameters of Secrets are rejected.
+//! StorageClass parameters. Source: external-provisioner.
 //!
-//! Cofferdam evaluates the filesystem type. It rejects parameters that name a Secret, and unknown ones with
-//! the reserved prefix. The driver gets all others, also the deprecated `fstype`.
+//! Cofferdam evaluates the filesystem type and the [Secrets](super::secret_references), and rejects unknown
+//! parameters with the reserved prefix. The driver gets all parameters without the prefix, also the
+//! deprecated `fstype` and the deprecated parameters of Secrets.
 
 use cofferdam_domain::{StorageClass, names::RESERVED_PARAMETER_PREFIX, storage::Parameters};
+
+use super::secret_references;
 
 /// Reserved parameter of the filesystem type, without its prefix. The deprecated parameter has this name
 /// without the prefix, in any combination of upper and lower case.
 const FS_TYPE: &str = "fstype";
-/// Reserved parameters of secrets, without their prefix.
-const SECRETS: [&str; 16] = [
-    "secret-name",
-    "secret-namespace",
-    "provisioner-secret-name",
-    "provisioner-secret-namespace",
-    "controller-publish-secret-name",
-    "controller-publish-secret-namespace",
-    "node-stage-secret-name",
-    "node-stage-secret-namespace",
-    "node-publish-secret-name",
-    "node-publish-secret-namespace",
-    "controller-expand-secret-name",
-    "controller-expand-secret-namespace",
-    "node-expand-secret-name",
-    "node-expand-secret-namespace",
-    "controller-modify-secret-name",
-    "controller-modify-secret-namespace",
-];
-
-/// Deprecated parameters of secrets. external-provisioner still reads them.
-const OLD_SECRETS: [&str; 8] = [
-    "csiProvisionerSecretName",
-    "csiProvisionerSecretNamespace",
-    "csiControllerPublishSecretName",
-    "csiControllerPublishSecretNamespace",
-    "csiNodeStageSecretName",
-    "csiNodeStageSecretNamespace",
-    "csiNodePublishSecretName",
-    "csiNodePublishSecretNamespace",
-];
 
 /// Parameters of a StorageClass.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -62,8 +34,9 @@ pub enum ParameterError {
     },
     /// A parameter with the reserved prefix is unknown.
     #[error(
-        "StorageClass {class} has the unknown parameter {key:?}; \
-         expected {RESERVED_PARAMETER_PREFIX}fstype, or a key without the prefix {RESERVED_PARAMETER_PREFIX}"
+        "StorageClass {class} has the unknown parameter {key:?}; expected {RESERVED_PARAMETER_PREFIX}fstype, \
+         a key of a Secret such as {RESERVED_PARAMETER_PREFIX}provisioner-secret-name, or a key without the \
+         prefix {RESERVED_PARAMETER_PREFIX}"
     )]
     Unknown {
         /// The class.
@@ -71,25 +44,6 @@ pub enum ParameterError {
         /// The parameter.
         key: String,
     },
-    /// A parameter names a Secret, which is not supported.
-    #[error("StorageClass {class} refers to a secret with {key:?}; secrets of classes are not supported")]
-    Secret {
-        /// The class.
-        class: String,
-        /// The parameter.
-        key: String,
-    },
-}
-
-/// Returns the key of the parameter with which a class names the Secret of `CreateVolume` and `DeleteVolume`,
-/// or `None` if the class names none.
-pub fn deletion_secret(class: &StorageClass) -> Option<&str> {
-    let is_secret_name = |key: &&String| {
-        let reserved = key.strip_prefix(RESERVED_PARAMETER_PREFIX);
-        *key == "csiProvisionerSecretName"
-            || matches!(reserved, Some("secret-name" | "provisioner-secret-name"))
-    };
-    class.parameters.keys().find(is_secret_name).map(String::as_str)
 }
 
 /// Splits the parameters of a class into those for the driver and the filesystem type.
@@ -107,17 +61,12 @@ pub fn split(class: &StorageClass) -> Result<ClassParameters, ParameterError> {
             for_driver.insert(key.clone(), value.clone());
             continue;
         }
-        if OLD_SECRETS.contains(&key.as_str()) {
-            return Err(ParameterError::Secret { class: name(), key: key.clone() });
-        }
         match key.strip_prefix(RESERVED_PARAMETER_PREFIX) {
             None => {
                 for_driver.insert(key.clone(), value.clone());
             }
             Some(FS_TYPE) => fs_types.push((key, value)),
-            Some(reserved) if SECRETS.contains(&reserved) => {
-                return Err(ParameterError::Secret { class: name(), key: key.clone() });
-            }
+            Some(reserved) if secret_references::is_secret_parameter(reserved) => {}
             Some(_) => return Err(ParameterError::Unknown { class: name(), key: key.clone() }),
         }
     }

@@ -10,7 +10,6 @@ use cofferdam_domain::{Claim, DriverName, Volume, VolumeName, VolumePhase, names
 use tokio::time::Instant;
 
 use super::{
-    parameters,
     reconcile::Provisioner,
     rules::{self, ReclaimVerdict},
 };
@@ -92,6 +91,7 @@ impl Provisioner {
                     Ok(())
                 }
                 ReclaimVerdict::DeletionFrozen => return self.report_deletion_frozen(&volume, &recorder),
+                ReclaimVerdict::InTreeSource => return self.report_in_tree_source(&volume, &recorder),
             };
             if let Err(error) = result {
                 return action_for_write_error::<Volume>(&self.context.writer, name, &error).await;
@@ -100,45 +100,15 @@ impl Provisioner {
         Action::Requeue
     }
 
-    /// Returns the reason why a volume cannot be deleted without a Secret: its annotation names one, or,
-    /// without the annotation, its class does, as in external-provisioner. Returns `None` if neither names
-    /// one; an empty annotation means no Secret.
-    fn required_secret_message(&self, volume: &Volume) -> Option<String> {
-        match volume.meta.annotation(names::DELETION_SECRET_NAME) {
-            Some("") => None,
-            Some(secret) => Some(format!(
-                "deleting the volume needs the secret {secret:?}: this version passes no secrets to drivers"
-            )),
-            None => {
-                let class = self.context.cache.class(&volume.class).into_object()?;
-                let key = parameters::deletion_secret(&class)?;
-                let class = &class.name;
-                Some(format!(
-                    "deleting the volume may need the secret that StorageClass {class} names with {key:?}: \
-                     this version passes no secrets to drivers"
-                ))
-            }
-        }
-    }
-
     /// Deletes the volume at the driver. Since this effect cannot be undone, PersistentVolume and claim are
     /// read from the API server first, and then the current resourceVersions, which show a restore. These
     /// reads are omitted if the PersistentVolume controller of this process has just set the phase to
     /// Released. Returns `None` if the driver deleted the volume, else the action that the reconcile of the
     /// PersistentVolume returns.
     async fn delete_volume(&self, volume: &Volume, recorder: &StepRecorder) -> Option<Action> {
-        // 1. Check what the cache knows: the Secret, other PersistentVolumes of the volume,
-        //    VolumeAttachments.
+        // 1. Check what the cache knows: other PersistentVolumes of the volume, VolumeAttachments.
         let Some(csi) = &volume.csi else { return Some(Action::Done) };
         let Some(driver) = self.context.drivers.get(&csi.driver) else { return Some(Action::Done) };
-        if let Some(text) = self.required_secret_message(volume) {
-            self.context.events.emit(
-                volume,
-                &driver.component,
-                EventSpec::warning("VolumeFailedDelete", text),
-            );
-            return Some(Action::BackoffFor(self.context.calls.retry_interval_max));
-        }
         let local_node = self.context.local_node_of(&csi.driver);
         let segments =
             local_node.and_then(|local_node| local_node.segments(&csi.driver, &self.context.cache).ok());
@@ -174,7 +144,19 @@ impl Provisioner {
             return Some(Action::Backoff);
         }
 
-        // 2. Check that the volume is Released, and its claim deleted or bound to another volume.
+        // 2. Read the Secret, so that no request separates the next check from the deletion.
+        let secrets = match self.read_secret_of(volume).await {
+            Ok(secrets) => secrets,
+            Err(error) => {
+                let text = error.to_string();
+                recorder.record(StepResult::Failed, text.clone(), None);
+                let event = EventSpec::warning("VolumeFailedDelete", text);
+                self.context.events.emit(volume, &driver.component, event);
+                return Some(Action::Backoff);
+            }
+        };
+
+        // 3. Check that the volume is Released, and its claim deleted or bound to another volume.
         match self.check_release(volume).await {
             Ok(ReleaseCheck::Released) => {}
             // The PersistentVolume or its claim differs from the cache; the change enqueues the volume.
@@ -190,8 +172,8 @@ impl Provisioner {
             return Some(self.report_deletion_frozen(volume, recorder));
         }
 
-        // 3. Call the driver.
-        let call = Call::with_deadline(self.context.calls.timeout);
+        // 4. Call the driver.
+        let call = Call { deadline: self.context.calls.timeout, secrets };
         let started = Instant::now();
         let class = volume.class.as_ref().into();
         match driver.backend.delete_volume(call, csi.handle.clone()).await {
@@ -255,6 +237,22 @@ impl Provisioner {
         let component =
             component.map_or_else(|| "external-provisioner".into(), |driver| driver.component.clone());
         self.context.events.emit(volume, &component, event);
+        Action::RequeueAfter(EVENT_REPEAT_INTERVAL)
+    }
+
+    /// Reports a released volume of an in-tree plugin that is migrated to a driver of this process.
+    fn report_in_tree_source(&self, volume: &Volume, recorder: &StepRecorder) -> Action {
+        let driver = volume.migrated_driver().map(DriverName::from);
+        let driver = driver.and_then(|driver| self.context.drivers.get_key_value(&driver));
+        let Some((name, driver)) = driver else { return Action::Done };
+        let source = volume.in_tree_source.unwrap_or("unknown");
+        let text = format!(
+            "the volume source {source} belongs to an in-tree plugin, whose volumes this version of \
+             Cofferdam does not delete: run csi-provisioner for {name}, or delete the volume in the storage \
+             system, set persistentVolumeReclaimPolicy to Retain and delete the PersistentVolume"
+        );
+        recorder.record(StepResult::Failed, text.clone(), None);
+        self.context.events.emit(volume, &driver.component, EventSpec::warning("VolumeFailedDelete", text));
         Action::RequeueAfter(EVENT_REPEAT_INTERVAL)
     }
 }

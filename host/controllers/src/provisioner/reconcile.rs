@@ -8,29 +8,31 @@
 //! |---|---|
 //! | the watch delivers the claim | `claim_changed` |
 //! | decide | [`rules::decide_provisioning`] |
-//! | write the intent to the journal | `super::create`: `write_intent` |
+//! | read the Secret of the request, and decide again | `super::secrets` |
+//! | write the intent to the journal | `super::create`: `write_intent`, `write_mended` |
 //! | decide again | [`rules::decide_provisioning`] |
 //! | call the driver | `super::create`: `create` |
 //! | create the PersistentVolume, remove the intent | `super::save` |
 //! | or delete a volume that the claim does not need | `super::undo` |
+//! | or report an intent whose result stays unknown | `super::stuck` |
 //!
 //! For a claim of a node-local driver without a selected node, `super::immediate_binding` selects the node of
 //! this process before the intent is written. `super::reclaim` reconciles a PersistentVolume.
 
 use std::{
-    collections::{HashMap, HashSet},
+    collections::{BTreeMap, HashMap, HashSet},
     sync::Arc,
 };
 
 use cofferdam_cluster::{
-    Cache, Change, Intent, Lookup, Writer,
+    Cache, Change, Clock, Intent, Lookup, SecretReader, Writer,
     deletion_freeze::RestoreMarker,
     metrics::Metrics,
     observer::StepResult,
     queue::{Action, Queue},
 };
 use cofferdam_domain::{
-    Claim, CsiNode, DriverName, Node, NodeName, StorageClass, Uid, Volume, VolumeAttachment,
+    Claim, ClaimKey, CsiNode, DriverName, Node, NodeName, StorageClass, Uid, Volume, VolumeAttachment,
     VolumeAttributesClass, VolumeName, names,
 };
 use parking_lot::Mutex;
@@ -39,8 +41,11 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use super::{
+    call_backoff::CallBackoff,
     contests::ImmediateBindingContests,
+    create_secret::CreateSecret,
     infeasible::InfeasibleClaims,
+    mending::{self, RequestKind},
     metrics::ProvisionerMetrics,
     release_hints::ReleaseHints,
     rules::{self, ProvisionVerdict, ProvisionerOptions},
@@ -50,10 +55,11 @@ use crate::{
     controller::Controller,
     drivers::ManagedDriver,
     events::{EventRecorder, EventSpec},
+    live_reads::SingleFlightReads,
     messages::{ClaimNeedsVolume, VolumeReleased},
     node_local::{LocalNode, NodeDeployment},
     orphans::OrphanScanner,
-    reconcile::{MAX_EFFECTS, action_for_write_error, subscribe},
+    reconcile::{EVENT_REPEAT_INTERVAL, MAX_EFFECTS, action_for_write_error, subscribe},
     restore_check::RestoreCheck,
     settings::CallSettings,
     step_recorder::StepRecorders,
@@ -63,7 +69,9 @@ use crate::{
 pub(crate) struct ProvisionerContext {
     pub(super) cache: Arc<Cache>,
     pub(super) writer: Writer,
+    pub(super) secrets: SecretReader,
     pub(super) events: EventRecorder,
+    pub(super) clock: Clock,
     pub(super) recorders: StepRecorders,
     pub(super) drivers: Arc<HashMap<DriverName, ManagedDriver>>,
     /// The node of this process and its node-local drivers, perhaps none. `None` without `--node-name`.
@@ -102,12 +110,16 @@ pub(crate) struct Provisioner {
     volumes: Queue<VolumeName>,
     /// Claims whose request the driver has rejected as invalid.
     pub(super) infeasible: InfeasibleClaims,
+    /// Claims whose last CreateVolume call failed.
+    pub(super) call_backoff: CallBackoff,
     /// Claims waiting for topology keys of CSINodes or topology labels of Nodes.
     waiting_for_topology: Mutex<HashSet<Uid>>,
     /// Attempts of this process to select its own node for claims of node-local drivers. Processes of other
     /// nodes compete for the same claims. An entry is removed when its claim has a volume or is deleted.
     pub(super) contests: Mutex<ImmediateBindingContests>,
     pub(super) release_hints: ReleaseHints,
+    /// Lists of all PersistentVolumes. The result is one that cannot be decoded, or `None`.
+    pub(super) volume_lists: SingleFlightReads<Option<VolumeName>>,
 }
 
 impl Controller for Provisioner {
@@ -115,13 +127,17 @@ impl Controller for Provisioner {
 
     fn new(context: ProvisionerContext) -> Arc<Self> {
         let (backoff, queue_metrics) = (context.calls.backoff(), &context.queue_metrics);
+        let journals = context.drivers.values().map(|driver| driver.journal.clone());
+        context.metrics.set_journals(journals, &context.clock);
         Arc::new(Self {
             claims: Queue::new("provisioner_claims", backoff, queue_metrics),
             volumes: Queue::new("provisioner_volumes", backoff, queue_metrics),
             infeasible: InfeasibleClaims::default(),
+            call_backoff: CallBackoff::new(backoff),
             waiting_for_topology: Mutex::default(),
             contests: Mutex::default(),
             release_hints: ReleaseHints::default(),
+            volume_lists: SingleFlightReads::default(),
             context,
         })
     }
@@ -192,12 +208,18 @@ impl Provisioner {
     }
 
     fn claim_changed(&self, change: &Change<Claim>) {
-        for claim in [&change.old, &change.new].into_iter().flatten() {
-            self.claims.add(claim.meta.uid.clone());
-        }
-        if let (Some(old), None) = (&change.old, &change.new) {
+        let (old, new) = (change.old.as_deref(), change.new.as_deref());
+        if let Some(old) = old.filter(|old| new.is_none_or(|new| new.meta.uid != old.meta.uid)) {
             self.infeasible.remove(&old.meta.uid);
+            self.call_backoff.remove(&old.meta.uid);
             self.waiting_for_topology.lock().remove(&old.meta.uid);
+            self.claims.add(old.meta.uid.clone());
+        }
+        match new {
+            Some(new) if rules::is_relevant_change(old, new) => self.claims.add(new.meta.uid.clone()),
+            // The claim keeps its back-off: users can make such a change as often as they like.
+            Some(new) => self.claims.add_if_absent(new.meta.uid.clone()),
+            None => {}
         }
         if let Some(claim) = change.old.as_ref().or(change.new.as_ref())
             && change.new.as_ref().is_none_or(|claim| claim.volume.is_some())
@@ -253,6 +275,7 @@ impl Provisioner {
 
     fn restore_marker_changed(&self, _: &Change<RestoreMarker>) {
         self.context.cache.volumes.list().iter().for_each(|volume| self.volumes.add(volume.name.clone()));
+        self.call_backoff.clear();
         self.enqueue_intents();
     }
 
@@ -275,6 +298,10 @@ impl Provisioner {
     /// Reconciles one claim. Decides with [`rules::decide_provisioning`] again after each effect, except
     /// after CreateVolume: [`Provisioner::create`] continues with the response.
     async fn reconcile_claim(&self, uid: &Uid) -> Action {
+        // Digest of a mended request that cannot be sent now: it does not fit into the journal, or its Secret
+        // cannot be read. The first request is sent instead.
+        let mut unsendable = None;
+        let (mut annotations, mut create_secret) = (None, CreateSecret::default());
         for _ in 0..MAX_EFFECTS {
             // 1. Find the intent: the result of its request is determined before anything else.
             let found = self.find_intent(uid);
@@ -283,22 +310,83 @@ impl Provisioner {
             // 2. Decide from the cache.
             let is_managed_driver = |driver: &DriverName| self.context.drivers.contains_key(driver);
             let infeasible = self.infeasible.get(uid);
+            let last_request = unsendable.clone().or_else(|| self.call_backoff.last_request(uid));
             let input = rules::ProvisionerInput {
                 cache: &self.context.cache,
                 intent,
                 is_managed_driver: &is_managed_driver,
                 infeasible: infeasible.as_ref().map(|(class, _)| class),
+                last_request: last_request.as_deref(),
+                annotations: annotations.as_ref(),
                 options: &self.context.options,
             };
             let done = match rules::decide_provisioning(input, uid) {
-                // 3. Write the intent, then decide again.
-                ProvisionVerdict::WriteIntent(intent) => self.write_intent(*intent).await,
+                ProvisionVerdict::ReadAnnotations(claim) => match self.read_annotations(uid, &claim).await {
+                    Ok(found) => {
+                        annotations = Some(found);
+                        None
+                    }
+                    Err(action) => Some(action),
+                },
+
+                // 3. Read the Secret of the request, then write the intent, and decide again after each step.
+                //    A request whose Secret cannot be read leaves no intent.
+                ProvisionVerdict::WriteIntent(intent) => match self.call_backoff.time_left_for_new(&intent) {
+                    Some(time_left) => Some(Action::RequeueAfter(time_left)),
+                    None if !create_secret.is_read(&intent) => {
+                        self.read_create_secret(&intent, &mut create_secret).await
+                    }
+                    None => self.write_intent(*intent).await,
+                },
+
+                ProvisionVerdict::WriteMended(mended) => {
+                    let Some((driver, intent)) = found else { return Action::Requeue };
+                    let new_request = mended.mended.as_deref().unwrap_or(&mended);
+                    let digest = mending::request_digest(new_request);
+                    match self.call_backoff.time_left_for_new(new_request) {
+                        Some(time_left) => Some(Action::RequeueAfter(time_left)),
+                        None if !create_secret.is_read(new_request) => {
+                            let failed = self.read_create_secret(new_request, &mut create_secret).await;
+                            unsendable = failed.map(|_| digest);
+                            None
+                        }
+                        None => match self.write_mended(driver, &intent, *mended).await {
+                            Ok(()) => None,
+                            Err(Some(action)) => Some(action),
+                            Err(None) => {
+                                unsendable = Some(digest);
+                                None
+                            }
+                        },
+                    }
+                }
 
                 // 4. Send the request of the intent to the driver, and
                 // 5. create the PersistentVolume, or delete a volume that the claim does not need.
                 ProvisionVerdict::Create(intent) => {
                     let Some((driver, _)) = found else { return Action::Requeue };
-                    Some(self.create(driver, &intent).await)
+                    if let Some(time_left) = self.call_backoff.time_left(uid) {
+                        return Action::RequeueAfter(time_left);
+                    }
+                    let (kind, request) = mending::next_request(&intent, last_request.as_deref());
+                    match create_secret.take(&request) {
+                        None => {
+                            let failed = self.read_create_secret(&request, &mut create_secret).await;
+                            match kind {
+                                RequestKind::First => failed,
+                                RequestKind::Mended => {
+                                    unsendable = failed.map(|_| mending::request_digest(&request));
+                                    None
+                                }
+                            }
+                        }
+                        Some(secrets) => match self.acquire_journal(&intent).await {
+                            Some(wait) => Some(wait),
+                            // The owner before may have completed the request: decide again.
+                            None if driver.journal.get(uid).as_ref() != Some(&intent) => None,
+                            None => Some(self.create(driver, &intent, (kind, &request), secrets).await),
+                        },
+                    }
                 }
 
                 // 6. Remove the intent of a request that is complete.
@@ -308,6 +396,7 @@ impl Provisioner {
                         // ended before, or the response to the create was lost.
                         self.emit_provisioning_succeeded(driver, &intent);
                         driver.journal.remove(uid);
+                        self.call_backoff.remove(uid);
                     }
                     Some(Action::Done)
                 }
@@ -333,7 +422,7 @@ impl Provisioner {
                         let event = EventSpec::normal("Provisioning", text);
                         self.context.events.emit(&*claim, "external-provisioner", event);
                     }
-                    Some(Action::Done)
+                    Some(Action::RequeueAfter(EVENT_REPEAT_INTERVAL))
                 }
                 // An infeasible claim is retried at its time, whatever else enqueues it before.
                 ProvisionVerdict::NoAction(_) => Some(infeasible.map_or(Action::Done, |(_, until)| {
@@ -345,6 +434,23 @@ impl Provisioner {
             }
         }
         Action::Requeue
+    }
+
+    /// Reads all annotations of the claim live.
+    ///
+    /// # Errors
+    /// The action that the reconcile returns: the read failed, or the claim of this UID is deleted.
+    async fn read_annotations(
+        &self,
+        uid: &Uid,
+        claim: &ClaimKey,
+    ) -> Result<BTreeMap<String, String>, Action> {
+        match self.context.writer.read_annotations::<Claim>(claim).await {
+            Ok(Some((found, annotations))) if found == *uid => Ok(annotations),
+            // The watch delivers the deletion.
+            Ok(_) => Err(Action::Backoff),
+            Err(error) => Err(self.backoff_after_failure(uid, error.to_string(), false)),
+        }
     }
 
     /// Registers the claim for changes of CSINodes and Nodes. The first call returns `None`, so that the

@@ -3,13 +3,17 @@
 //!
 //! The intent journal is an addition. An intent contains a claim's `CreateVolume` request, and is stored
 //! before the first call. The provisioner repeats the request unchanged until its result is final or the
-//! claim's PersistentVolume exists, whatever happens to the claim and its class.
+//! claim's PersistentVolume exists. If the claim or its class is mended meanwhile, the intent also gets the
+//! mended request, see [`mending`].
 
-use std::{collections::BTreeSet, sync::Arc};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::Arc,
+};
 
-use cofferdam_cluster::{Cache, Intent, IntentClass, Lookup};
+use cofferdam_cluster::{Cache, Intent, IntentClass, IntentSecrets, Lookup};
 use cofferdam_domain::{
-    AccessMode, AccessModes, BindingMode, Claim, ClusterId, DriverName, NodeName, ReclaimPolicy,
+    AccessMode, AccessModes, BindingMode, Claim, ClaimKey, ClusterId, DriverName, NodeName, ReclaimPolicy,
     StorageClass, Uid, Volume, VolumeMode, VolumeName, VolumePhase, names,
     storage::{
         AccessType, CapacityRange, CreateVolume, CreatedVolume, CsiAccessMode, ErrorKind, Finality,
@@ -18,7 +22,8 @@ use cofferdam_domain::{
 };
 
 use super::{
-    parameters, placement,
+    mending, parameters, placement,
+    secret_references::{self, TokenValues},
     topology::{self, TopologyError, TopologyInput},
 };
 use crate::{
@@ -31,12 +36,20 @@ use crate::{
 pub struct ProvisionerOptions {
     /// Prefix of PersistentVolume names (`--volume-name-prefix`).
     pub prefix: String,
+    /// Number of characters of the claim's UID in the names of PersistentVolumes
+    /// (`--volume-name-uuid-length`). `None` is the whole UID with its dashes.
+    pub uuid_length: Option<u8>,
     /// Filesystem type if the parameters of the StorageClass set none (`--default-fstype`). With `None`, the
     /// request has none either.
     pub default_fs_type: Option<String>,
     /// Send the claim's name and namespace and the PersistentVolume's name to the driver as parameters
     /// (`--extra-create-metadata`).
     pub extra_create_metadata: bool,
+    /// Set `spec.csi.readOnly` of the PersistentVolume of a claim whose only access mode is ReadOnlyMany
+    /// (`--controller-publish-readonly`).
+    pub controller_publish_read_only: bool,
+    /// Apply the VolumeAttributesClass of claims (feature gate `VolumeAttributesClass`).
+    pub volume_attributes_class: bool,
     /// ID of this cluster. The request contains it, in the owner of the volume.
     pub cluster: ClusterId,
     /// The role pv-controller runs in this process: claims need no annotation `storage-provisioner`, except
@@ -45,6 +58,8 @@ pub struct ProvisionerOptions {
     /// Drivers that distinguish a single writer on one node from several writers on one node
     /// (`SINGLE_NODE_MULTI_WRITER`).
     pub single_node_multi_writer_drivers: BTreeSet<DriverName>,
+    /// Drivers that create and delete volumes (`CREATE_DELETE_VOLUME`).
+    pub create_drivers: BTreeSet<DriverName>,
     /// Drivers that modify volumes (`MODIFY_VOLUME`).
     pub modification_drivers: BTreeSet<DriverName>,
     /// Drivers with topology (`VOLUME_ACCESSIBILITY_CONSTRAINTS`).
@@ -77,6 +92,11 @@ pub struct ProvisionerInput<'a> {
     /// UID of the StorageClass with which the driver rejected the claim's request as invalid. `None` if the
     /// driver rejected none, or once `--retry-interval-max` has passed since.
     pub infeasible: Option<&'a Uid>,
+    /// Digest of the claim's request that this process sent last, see [`mending::request_digest`]. `None` if
+    /// it has sent none.
+    pub last_request: Option<&'a str>,
+    /// All annotations of the claim, as a live read returned them. `None` before the read.
+    pub annotations: Option<&'a BTreeMap<String, String>>,
     /// Options of the provisioner.
     pub options: &'a ProvisionerOptions,
 }
@@ -86,9 +106,15 @@ pub struct ProvisionerInput<'a> {
 pub enum ProvisionVerdict {
     /// No effect; the text is the reason.
     NoAction(&'static str),
+    /// Read the annotations of this claim live, then decide again: the class names a Secret with an
+    /// annotation that the cache does not have.
+    ReadAnnotations(ClaimKey),
     /// Write this intent to the journal, then decide again.
     WriteIntent(Box<Intent>),
-    /// Call `CreateVolume` with the request of the intent, then see [`decide_after_create`].
+    /// Replace the intent in the journal by this one, which also has the mended request, then decide again.
+    WriteMended(Box<Intent>),
+    /// Call `CreateVolume` with the next request of the intent, see [`mending::next_request`], then see
+    /// [`decide_after_create`].
     Create(Arc<Intent>),
     /// The claim's PersistentVolume exists: emit the event of a provisioned claim, and remove the intent.
     RemoveIntent,
@@ -127,9 +153,33 @@ pub enum ProvisionVerdict {
     LeaveToPopulator,
 }
 
-/// Returns the name of the PersistentVolume that is provisioned for the claim with this UID.
-pub fn volume_name(prefix: &str, claim: &Uid) -> VolumeName {
-    VolumeName::from(format!("{prefix}-{claim}"))
+/// Returns true if the claim is new, or if a field has changed that provisioning depends on. Users can make
+/// every other change of a claim as often as they like, without an effect on its volume.
+pub fn is_relevant_change(old: Option<&Claim>, new: &Claim) -> bool {
+    const ANNOTATIONS: [&str; 3] =
+        [names::STORAGE_PROVISIONER, names::STORAGE_PROVISIONER_BETA, names::MIGRATED_TO];
+    old.is_none_or(|old| {
+        (&old.meta.uid, old.meta.deleting) != (&new.meta.uid, new.meta.deleting)
+            || (&old.volume, old.is_bind_completed()) != (&new.volume, new.is_bind_completed())
+            || (old.class_name(), old.has_class()) != (new.class_name(), new.has_class())
+            || (&old.request, old.access_modes, old.mode) != (&new.request, new.access_modes, new.mode)
+            || (&old.selector, &old.source) != (&new.selector, &new.source)
+            || old.attributes_class != new.attributes_class
+            || old.selected_node() != new.selected_node()
+            || ANNOTATIONS.iter().any(|name| old.meta.annotation(name) != new.meta.annotation(name))
+    })
+}
+
+/// Returns the name of the PersistentVolume that is provisioned for the claim with this UID: the prefix and
+/// the UID, or the first `uuid_length` characters of the UID without its dashes. Source:
+/// external-provisioner's `makeVolumeName`.
+pub fn volume_name(prefix: &str, uuid_length: Option<u8>, claim: &Uid) -> VolumeName {
+    let uid = claim.to_string();
+    let uid = match uuid_length {
+        None => uid,
+        Some(length) => uid.chars().filter(|c| *c != '-').take(length.into()).collect(),
+    };
+    VolumeName::from(format!("{prefix}-{uid}"))
 }
 
 /// Decides the next effect for the claim with this UID.
@@ -148,11 +198,13 @@ pub fn decide_provisioning(input: ProvisionerInput<'_>, uid: &Uid) -> ProvisionV
             }
             Lookup::Undecodable(_) => ProvisionVerdict::NoAction("the PersistentVolume cannot be decoded"),
             // The volume that the driver created, or may have created, has no PersistentVolume yet.
-            Lookup::Missing | Lookup::Found(_) => ProvisionVerdict::Create(Arc::clone(intent)),
+            Lookup::Missing => decide_mended(input, intent, claim.as_deref())
+                .unwrap_or_else(|| ProvisionVerdict::Create(Arc::clone(intent))),
+            Lookup::Found(_) => ProvisionVerdict::Create(Arc::clone(intent)),
         };
     }
     let Some(claim) = claim else { return ProvisionVerdict::NoAction("the claim is deleted") };
-    let name = volume_name(&input.options.prefix, uid);
+    let name = volume_name(&input.options.prefix, input.options.uuid_length, uid);
     match input.cache.volumes.get(&name) {
         Lookup::Missing => {}
         Lookup::Found(volume) if !is_volume_of_claim(&volume, uid) && claim.volume.is_none() => {
@@ -175,6 +227,30 @@ pub fn decide_provisioning(input: ProvisionerInput<'_>, uid: &Uid) -> ProvisionV
     decided.unwrap_or_else(|verdict| *verdict)
 }
 
+/// Decides whether the claim's mended request is written to the intent. `None` if there is none, or if the
+/// mended request was sent last: the first one is repeated before the mended one is sent again after a final
+/// error.
+fn decide_mended(
+    input: ProvisionerInput<'_>,
+    intent: &Intent,
+    claim: Option<&Claim>,
+) -> Option<ProvisionVerdict> {
+    let claim = claim?;
+    let class = class_to_provision(input, claim).ok()?;
+    let is_node_local = input.options.local_node_of(&class.provisioner).is_some();
+    if is_node_local && claim.selected_node().is_none() {
+        return None;
+    }
+    let name = volume_name(&input.options.prefix, input.options.uuid_length, &claim.meta.uid);
+    let desired = match build_request(input, claim, &class, &name) {
+        Ok(desired) => desired,
+        Err(verdict) => return matches!(*verdict, ProvisionVerdict::ReadAnnotations(_)).then_some(*verdict),
+    };
+    let mended = mending::with_mended(intent, &desired)?;
+    (input.last_request != Some(mending::request_digest(&desired).as_str()))
+        .then(|| ProvisionVerdict::WriteMended(Box::new(mended)))
+}
+
 /// Decides on a claim of a node-local driver without a selected node.
 fn select_local_node(
     input: ProvisionerInput<'_>,
@@ -189,7 +265,11 @@ fn select_local_node(
     if placement::requirement(local_node, class, &segments).is_err() {
         return Ok(ProvisionVerdict::NoAction("the class does not allow this node"));
     }
-    let request = build_request(input, claim, class, name).ok().map(|intent| Box::new(intent.request));
+    let request = match build_request(input, claim, class, name) {
+        Ok(intent) => Some(Box::new(intent.request)),
+        Err(verdict) if matches!(*verdict, ProvisionVerdict::ReadAnnotations(_)) => return Err(verdict),
+        Err(_) => None,
+    };
     Ok(ProvisionVerdict::SelectNode { claim: Arc::clone(claim), node: local_node.node.clone(), request })
 }
 
@@ -229,7 +309,7 @@ fn class_to_provision(
         None if !input.options.runs_pv_controller => {
             return no_action("waiting for the annotation storage-provisioner");
         }
-        Some(driver) if !(input.is_managed_driver)(&driver.into()) => {
+        Some(driver) if !(input.is_managed_driver)(&driver.into()) && !is_migrated(input, claim) => {
             return no_action("the driver is not managed by this process");
         }
         None | Some(_) => {}
@@ -244,7 +324,19 @@ fn class_to_provision(
         }
     };
     if !(input.is_managed_driver)(&class.provisioner) {
-        return no_action("the driver is not managed by this process");
+        let driver = names::migrated_driver(class.provisioner.as_str()).map(DriverName::from);
+        let Some(driver) = driver.filter(|driver| (input.is_managed_driver)(driver)) else {
+            return no_action("the driver is not managed by this process");
+        };
+        if let Some(reason) = not_requested_reason(input, claim, &class) {
+            return no_action(reason);
+        }
+        let message = format!(
+            "StorageClass {} has the in-tree provisioner {}, whose parameters this version of Cofferdam does \
+             not translate; expected a StorageClass with the provisioner {driver}",
+            class.name, class.provisioner
+        );
+        return Err(Box::new(ProvisionVerdict::Reject { message, permanent: true }));
     }
     if input.infeasible == Some(&class.meta.uid) {
         return no_action("the request was infeasible; waiting for the slow retry");
@@ -260,6 +352,18 @@ fn class_to_provision(
             None => Ok(class),
         };
     }
+    match not_requested_reason(input, claim, &class) {
+        Some(reason) => no_action(reason),
+        None => Ok(class),
+    }
+}
+
+/// Returns the reason why no volume is requested for a claim of this class now; `None` if one is requested.
+fn not_requested_reason(
+    input: ProvisionerInput<'_>,
+    claim: &Claim,
+    class: &StorageClass,
+) -> Option<&'static str> {
     if input.options.runs_pv_controller {
         // There is no annotation to wait for, so the binding rules must have found that no existing volume
         // matches.
@@ -268,14 +372,18 @@ fn class_to_provision(
             has_provisioner: input.is_managed_driver,
             is_locked_by_other: &|_| false,
         };
-        if !matches!(binding::decide_claim(binding_input, claim), Binding::WaitForProvisioner(..)) {
-            return no_action("waiting for the binding rules to request a volume");
-        }
-    } else if class.binding_mode == Some(BindingMode::WaitForFirstConsumer) && claim.selected_node().is_none()
-    {
-        return no_action("waiting for the scheduler to select a node");
+        let verdict = binding::decide_claim(binding_input, claim);
+        return (!matches!(verdict, Binding::WaitForProvisioner(..)))
+            .then_some("waiting for the binding rules to request a volume");
     }
-    Ok(class)
+    let is_delayed = class.binding_mode == Some(BindingMode::WaitForFirstConsumer);
+    (is_delayed && claim.selected_node().is_none()).then_some("waiting for the scheduler to select a node")
+}
+
+/// Returns true if the claim's annotation `migrated-to` names a driver of this process: the claim requested a
+/// volume from an in-tree plugin.
+fn is_migrated(input: ProvisionerInput<'_>, claim: &Claim) -> bool {
+    claim.meta.annotation(names::MIGRATED_TO).is_some_and(|driver| (input.is_managed_driver)(&driver.into()))
 }
 
 /// Builds the intent of a claim, with the `CreateVolume` request. The order of the checks is
@@ -291,16 +399,28 @@ fn build_request(
     if let Some(source) = &claim.source {
         return Err(match (&*source.group, &*source.kind) {
             ("", "PersistentVolumeClaim") => {
-                reject(format!("driver {} does not support cloning", class.provisioner))
+                reject("this version of Cofferdam does not clone volumes".to_owned())
             }
             ("snapshot.storage.k8s.io", "VolumeSnapshot") => {
-                reject(format!("driver {} does not support restoring snapshots", class.provisioner))
+                reject("this version of Cofferdam does not restore snapshots".to_owned())
             }
             _ => Box::new(ProvisionVerdict::LeaveToPopulator),
         });
     }
+    // Before the intent is written: an intent of a driver without the capability was therefore written when
+    // the driver had it, and its request may have been sent.
+    if !options.create_drivers.contains(&class.provisioner) {
+        return Err(reject(format!(
+            "driver {} does not create volumes: it has no CREATE_DELETE_VOLUME",
+            class.provisioner
+        )));
+    }
+    let attributes_class = match options.volume_attributes_class {
+        true => claim.attributes_class.clone(),
+        false => Box::default(),
+    };
     let modifies = options.modification_drivers.contains(&class.provisioner);
-    if !claim.attributes_class.is_empty() && !modifies {
+    if !attributes_class.is_empty() && !modifies {
         return Err(reject(format!("driver {} does not support modification", class.provisioner)));
     }
     if claim.selector.is_some() {
@@ -350,7 +470,8 @@ fn build_request(
             .map_err(|error| reject(error.to_string()))?
             .into_iter();
     let topology = if has_topology { requirement(input, claim, class)? } else { None };
-    let mutable_parameters = mutable_parameters(input, claim, class)?;
+    let secrets = class_secrets(input, claim, class, name)?;
+    let mutable_parameters = mutable_parameters(input, &attributes_class, class)?;
     Ok(Intent {
         claim: claim.key.clone(),
         claim_uid: claim.meta.uid.clone(),
@@ -365,7 +486,8 @@ fn build_request(
             reclaim_policy: class.reclaim_policy.clone(),
             mount_options: class.mount_options.clone(),
         },
-        attributes_class: claim.attributes_class.clone(),
+        attributes_class,
+        secrets,
         request: CreateVolume {
             name: name.as_str().to_owned(),
             capacity: CapacityRange { required: Some(size), limit: None },
@@ -383,18 +505,44 @@ fn build_request(
             }),
             source: None,
         },
+        recorded_at: None,
+        mended: None,
     })
 }
 
-/// Returns the parameters of the claim's VolumeAttributesClass; empty if the claim names none. A missing or
+/// Returns the Secrets that the class names for the claim. Invalid parameters are retried with back-off,
+/// since an annotation of the claim may correct them. Source: external-provisioner's `prepareProvision`.
+fn class_secrets(
+    input: ProvisionerInput<'_>,
+    claim: &Claim,
+    class: &StorageClass,
+    volume: &VolumeName,
+) -> Result<IntentSecrets, Box<ProvisionVerdict>> {
+    let none = BTreeMap::new();
+    let annotations = match input.annotations {
+        Some(annotations) => annotations,
+        None if secret_references::uses_annotations(class) => {
+            return Err(Box::new(ProvisionVerdict::ReadAnnotations(claim.key.clone())));
+        }
+        None => &none,
+    };
+    secret_references::resolve(class, TokenValues { volume, claim: &claim.key, annotations }).map_err(
+        |error| {
+            let message =
+                format!("failed to provision volume with StorageClass {:?}: {error}", claim.class_name());
+            Box::new(ProvisionVerdict::Reject { message, permanent: false })
+        },
+    )
+}
+
+/// Returns the parameters of the claim's VolumeAttributesClass; empty without a name. A missing or
 /// undecodable class is retried with back-off; a class of another driver is a permanent error. Source:
 /// external-provisioner's `prepareProvision`.
 fn mutable_parameters(
     input: ProvisionerInput<'_>,
-    claim: &Claim,
+    name: &str,
     class: &StorageClass,
 ) -> Result<Parameters, Box<ProvisionVerdict>> {
-    let name = &*claim.attributes_class;
     if name.is_empty() {
         return Ok(Parameters::new());
     }
@@ -525,15 +673,16 @@ pub enum CreateVerdict {
     /// Delete the volume, then remove the intent: no claim needs the volume, or it is too small. The message
     /// is for the claim's event; `None` if no claim needs the volume.
     DeleteUnneeded(CreatedVolume, Option<String>),
-    /// Remove the intent and emit the event: the error is final.
+    /// Remove the request from the intent, or the intent if it has no other, and emit the event: the error is
+    /// final.
     Failed {
         /// Event message.
         message: String,
         /// True if the request is repeated only after `--retry-interval-max`, or with another StorageClass.
         permanent: bool,
     },
-    /// Remove the intent and the annotation `selected-node`, and emit the event: the driver has no capacity
-    /// on the node.
+    /// As [`Failed`](Self::Failed), and remove the annotation `selected-node` if the intent has no other
+    /// request: the driver has no capacity on the node.
     Reschedule {
         /// The selected node.
         node: NodeName,
@@ -546,12 +695,14 @@ pub enum CreateVerdict {
 }
 
 /// Decides on a response of `CreateVolume`. The cache is read again, because the claim may have been deleted
-/// during the call. `local_node` is that of [`ProvisionerOptions`]. Source: external-provisioner's
-/// `Provision` and `checkError`.
+/// during the call. `local_node` is that of [`ProvisionerOptions`]. `is_recovered` is true if another process
+/// wrote the intent, and so may have sent its request. Source: external-provisioner's `Provision` and
+/// `checkError`.
 pub fn decide_after_create(
     cache: &Cache,
     local_node: Option<&LocalNode>,
     intent: &Intent,
+    is_recovered: bool,
     response: Result<CreatedVolume, StorageError>,
 ) -> CreateVerdict {
     match response {
@@ -584,9 +735,13 @@ pub fn decide_after_create(
             let message =
                 format!("failed to provision volume with StorageClass {:?}: {error}", intent.class.name);
             match error.finality {
-                // A driver that could not process the call knows nothing about an earlier call, possibly of
-                // another process. external-provisioner treats these codes in the same way
-                // (`ProvisioningInBackground`).
+                // The error says nothing about the call of the other process, which may have created the
+                // volume.
+                Finality::Final if is_recovered && error.kind.is_inconclusive() => {
+                    CreateVerdict::Retry(message)
+                }
+                // A driver that could not process the call knows nothing about an earlier call.
+                // external-provisioner treats these codes in the same way (`ProvisioningInBackground`).
                 Finality::Final
                     if matches!(
                         error.kind,
@@ -667,6 +822,9 @@ pub enum ReclaimVerdict {
     DeleteObject,
     /// Wait: deletions are frozen after a restore of the cluster.
     DeletionFrozen,
+    /// Emit the event of a released volume that this version cannot delete: it has an in-tree source, and its
+    /// plugin is migrated to a driver of this process.
+    InTreeSource,
 }
 
 /// Decides the next effect for a volume. Source: external-provisioner's `syncVolume` and `shouldDelete`.
@@ -685,7 +843,7 @@ pub fn decide_reclaim(
         .as_ref()
         .filter(|csi| is_managed_volume(is_managed_driver, volume) && is_managed_driver(&csi.driver))
     else {
-        return ReclaimVerdict::NoAction("the volume is not managed by this process");
+        return decide_in_tree_reclaim(is_managed_driver, volume);
     };
     let finalizer = volume.meta.finalizer_index(names::PROVISIONER_FINALIZER);
     let delete = volume.reclaim_policy == ReclaimPolicy::Delete;
@@ -716,12 +874,40 @@ pub fn decide_reclaim(
     }
 }
 
-/// Returns true if `is_managed_driver` is true for the driver that the annotation `provisioned-by` names, or,
-/// without the annotation, for the driver of the volume's CSI source.
+/// Decides for a volume without a CSI source of a driver of this process. csi-provisioner translates and
+/// deletes volumes whose in-tree plugin is migrated to its driver; this version only reports them.
+fn decide_in_tree_reclaim(
+    is_managed_driver: &dyn Fn(&DriverName) -> bool,
+    volume: &Volume,
+) -> ReclaimVerdict {
+    let not_managed = ReclaimVerdict::NoAction("the volume is not managed by this process");
+    // Without these annotations, the volume is not deleted by a provisioner.
+    let is_provisioned = volume.provisioned_by().is_some() || volume.meta.has_annotation(names::MIGRATED_TO);
+    let Some(driver) = volume.migrated_driver().filter(|_| is_provisioned) else { return not_managed };
+    if !is_managed_driver(&driver.into()) {
+        return not_managed;
+    }
+    let has_claim_uid = volume.claim_ref.as_ref().is_some_and(|r| r.uid.is_some());
+    match (&volume.reclaim_policy, volume.meta.finalizer_index(names::PROVISIONER_FINALIZER)) {
+        (ReclaimPolicy::Retain | ReclaimPolicy::Recycle, Some(at)) => ReclaimVerdict::RemoveFinalizer(at),
+        (ReclaimPolicy::Delete, _) if volume.phase == VolumePhase::Released && has_claim_uid => {
+            ReclaimVerdict::InTreeSource
+        }
+        _ => ReclaimVerdict::NoAction("the volume has an in-tree source"),
+    }
+}
+
+/// Returns true if `is_managed_driver` is true for the driver that provisioned a CSI volume: the one that the
+/// annotation `provisioned-by` or `migrated-to` names, or, without `provisioned-by`, the driver of the CSI
+/// source. Source: sig-storage-lib's `shouldDelete`.
 pub(crate) fn is_managed_volume(is_managed_driver: &dyn Fn(&DriverName) -> bool, volume: &Volume) -> bool {
+    let Some(csi) = &volume.csi else { return false };
+    let is_managed = |driver: &str| is_managed_driver(&driver.into());
     match volume.meta.annotation(names::PROVISIONED_BY) {
-        Some(driver) => is_managed_driver(&driver.into()),
-        None => volume.csi.as_ref().is_some_and(|csi| is_managed_driver(&csi.driver)),
+        Some(driver) => {
+            is_managed(driver) || volume.meta.annotation(names::MIGRATED_TO).is_some_and(is_managed)
+        }
+        None => is_managed_driver(&csi.driver),
     }
 }
 

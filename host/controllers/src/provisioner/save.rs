@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use cofferdam_cluster::{ApiError, Intent, observer::StepResult, queue::Action};
-use cofferdam_domain::{Volume, VolumeName, storage::CreatedVolume};
+use cofferdam_domain::{AccessMode, Volume, VolumeName, storage::CreatedVolume};
 use tokio::time::Instant;
 
 use super::{
@@ -21,7 +21,7 @@ impl Provisioner {
         &self,
         driver: &ManagedDriver,
         intent: &Arc<Intent>,
-        created: CreatedVolume,
+        mut created: CreatedVolume,
         capacity: u64,
         recorder: &StepRecorder,
         started: Instant,
@@ -36,10 +36,17 @@ impl Provisioner {
         // 2. Create the PersistentVolume.
         let claim = self.context.cache.claims.get(&intent.claim).into_object();
         let claim = claim.filter(|claim| claim.meta.uid == intent.claim_uid);
+        let access_modes =
+            claim.as_ref().map_or_else(|| rules::modes_of(&intent.request), |claim| claim.access_modes);
+        let is_read_only_many = access_modes.iter().eq([AccessMode::ReadOnlyMany]);
         let claim_fields = ClaimFields {
-            access_modes: claim.as_ref().map_or_else(|| rules::modes_of(&intent.request), |c| c.access_modes),
-            version: claim.as_ref().map(|c| c.meta.resource_version.to_string()),
+            access_modes,
+            version: claim.as_ref().map(|claim| claim.meta.resource_version.to_string()),
+            read_only: self.context.options.controller_publish_read_only && is_read_only_many,
         };
+        if !self.context.options.topology_drivers.contains(&intent.driver) {
+            created.topology.clear();
+        }
         let body = object::persistent_volume(intent, &created, capacity, &driver.identity, &claim_fields);
         let write = self.context.writer.create::<Volume>(None, &body);
         let text = format!("creates PersistentVolume {}", intent.request.name);

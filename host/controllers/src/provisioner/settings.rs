@@ -10,6 +10,9 @@ const MAX_VOLUME_NAME_PREFIX: usize = 63;
 pub struct ProvisionerSettings {
     /// Prefix of provisioned volumes' names (`--volume-name-prefix`).
     pub volume_name_prefix: String,
+    /// Number of characters of the claim's UID in the names of provisioned volumes, after its dashes are
+    /// removed (`--volume-name-uuid-length`). `None` is the whole UID with its dashes.
+    pub volume_name_uuid_length: Option<u8>,
     /// Maximum number of claims that are reconciled concurrently; the same limit applies separately to
     /// PersistentVolumes (`--worker-threads`).
     pub worker_threads: usize,
@@ -18,6 +21,13 @@ pub struct ProvisionerSettings {
     /// Adds the claim's name and namespace and the PersistentVolume's name to the parameters of CreateVolume
     /// (`--extra-create-metadata`).
     pub extra_create_metadata: bool,
+    /// Sets `spec.csi.readOnly` of the PersistentVolume of a claim whose only access mode is ReadOnlyMany
+    /// (`--controller-publish-readonly`).
+    pub controller_publish_read_only: bool,
+    /// The feature gate `Topology`: without it, drivers with topology are treated as drivers without.
+    pub topology: bool,
+    /// The feature gate `VolumeAttributesClass`: without it, the class of a claim is ignored.
+    pub volume_attributes_class: bool,
     /// Passes only the topology of the selected node to CreateVolume (`--strict-topology`).
     pub strict_topology: bool,
     /// Passes the topology of all nodes to CreateVolume if no node is selected and the class has no
@@ -44,9 +54,13 @@ impl Default for ProvisionerSettings {
     fn default() -> Self {
         Self {
             volume_name_prefix: "pvc".to_owned(),
+            volume_name_uuid_length: None,
             worker_threads: 100,
             default_fs_type: None,
             extra_create_metadata: false,
+            controller_publish_read_only: false,
+            topology: true,
+            volume_attributes_class: true,
             strict_topology: false,
             immediate_topology: true,
             orphan_scan_interval: Some(Duration::from_secs(3600)),

@@ -53,7 +53,18 @@ impl Provisioner {
             return self.requeue_while_frozen(recorder);
         }
 
-        // 2. Check with live reads that no claim needs the volume.
+        // 2. Read the Secret, so that no request separates the checks from the deletion.
+        let secret = intent.secrets.provisioner.as_ref();
+        let secrets = match self.read_delete_secret(secret, &intent.request.name).await {
+            Ok(secrets) => secrets,
+            Err(error) => {
+                let text = format!("cannot delete the unneeded volume {}: {error}", created.handle);
+                recorder.record(StepResult::Failed, text.clone(), None);
+                return self.backoff_after_failure(&intent.claim_uid, text, false);
+            }
+        };
+
+        // 3. Check with live reads that no claim needs the volume.
         match self.check_created_volume(intent, created).await {
             Ok(CreatedVolumeCheck::Unneeded) => {}
             Ok(CreatedVolumeCheck::Needed) => return Action::Backoff,
@@ -75,13 +86,13 @@ impl Provisioner {
             Err(error) => return self.backoff_after_failure(&intent.claim_uid, error.to_string(), false),
         }
 
-        // 3. A restore may have been detected by these reads, or by others.
+        // 4. A restore may have been detected by these reads, or by others.
         if deletion_freeze::is_frozen(&self.context.cache) {
             return self.requeue_while_frozen(recorder);
         }
 
-        // 4. Delete the volume, then the intent.
-        let call = Call::with_deadline(self.context.calls.timeout);
+        // 5. Delete the volume, then the intent.
+        let call = Call { deadline: self.context.calls.timeout, secrets };
         let started = Instant::now();
         match driver.backend.delete_volume(call, created.handle.clone()).await {
             Ok(()) => {
@@ -134,10 +145,14 @@ impl Provisioner {
             }
         }
 
-        // 2. Every other PersistentVolume.
-        let volumes = self.context.writer.list_scope::<Volume>(&Scope::default()).await?;
-        if let Some(undecodable) = volumes.into_iter().find_map(Result::err) {
-            let (handle, key) = (&created.handle, undecodable.key);
+        // 2. Every other PersistentVolume. The list updates the cache. Concurrent checks share it: many
+        //    claims may be deleted at once while the driver creates their volumes.
+        let list = |_| async {
+            let volumes = self.context.writer.list_scope::<Volume>(&Scope::default()).await?;
+            Ok::<_, ApiError>(volumes.into_iter().find_map(Result::err).map(|undecodable| undecodable.key))
+        };
+        if let Some(key) = self.volume_lists.read_live("", list).await? {
+            let handle = &created.handle;
             return Ok(CreatedVolumeCheck::Undecided(format!(
                 "PersistentVolume {key} cannot be decoded and may refer to volume {handle}: \
                  the volume is not deleted"

@@ -5,7 +5,10 @@ use std::sync::Arc;
 use cofferdam_backend::Backend;
 use prometheus_client::registry::Registry;
 
-use super::reconcile::{PvController, PvControllerContext};
+use super::{
+    metrics::PvControllerMetrics,
+    reconcile::{PvController, PvControllerContext},
+};
 use crate::{
     context::ProcessContext,
     controller::DeclaredController,
@@ -36,7 +39,7 @@ impl DeclaredController for PvController {
     const ROLE: Role = ROLE;
     const HELP: &'static str = "Binds claims and volumes, maintains their phases, releases volumes";
     const REPLACES: &'static str = "the persistent volume controller of kube-controller-manager";
-    type Metrics = ();
+    type Metrics = PvControllerMetrics;
 
     fn watches(_: &Settings, _: &[Arc<dyn Backend>]) -> Vec<WatchSpec> {
         Vec::new()
@@ -46,9 +49,11 @@ impl DeclaredController for PvController {
         &[RULES]
     }
 
-    fn register_metrics(_: &mut Registry) -> Self::Metrics {}
+    fn register_metrics(registry: &mut Registry) -> Self::Metrics {
+        PvControllerMetrics::register(registry)
+    }
 
-    fn context(process: &ProcessContext, (): ()) -> PvControllerContext {
+    fn context(process: &ProcessContext, metrics: PvControllerMetrics) -> PvControllerContext {
         PvControllerContext {
             cache: Arc::clone(&process.cache),
             writer: process.writer.clone(),
@@ -59,6 +64,7 @@ impl DeclaredController for PvController {
             provisioned_drivers: Arc::clone(&process.provisioned_drivers),
             channels: Arc::clone(&process.channels),
             restore_check: process.restore_check.clone(),
+            metrics,
         }
     }
 }

@@ -2,6 +2,7 @@
 //! Replaces kube-controller-manager's PersistentVolumeController.
 
 mod declaration;
+mod metrics;
 pub mod reconcile;
 pub mod rules;
 

@@ -22,16 +22,19 @@ use serde_json::{Value, json};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
-use super::rules::{
-    self, AttributesClassWrite, BindingInput, CapacityWrite, ClaimBindingVerdict, ClaimEffect, ClaimStatus,
-    VolumeBindingVerdict, VolumeEffect,
+use super::{
+    metrics::PvControllerMetrics,
+    rules::{
+        self, AttributesClassWrite, BindingInput, CapacityWrite, ClaimBindingVerdict, ClaimEffect,
+        ClaimStatus, MigratedToWrite, VolumeBindingVerdict, VolumeEffect,
+    },
 };
 use crate::{
     channels::Channels,
     controller::Controller,
     events::EventRecorder,
     messages::{ClaimNeedsVolume, VolumeReleased},
-    reconcile::{MAX_EFFECTS, action_for_write_error, subscribe},
+    reconcile::{EVENT_REPEAT_INTERVAL, MAX_EFFECTS, action_for_write_error, subscribe},
     restore_check::RestoreCheck,
     step_recorder::{StepRecorder, StepRecorders},
     volume_locks::{VolumeLocks, WakePolicy},
@@ -59,6 +62,7 @@ pub(crate) struct PvControllerContext {
     /// Sends messages to the provisioner.
     pub(super) channels: Arc<Channels>,
     pub(super) restore_check: RestoreCheck,
+    pub(super) metrics: PvControllerMetrics,
 }
 
 /// The PersistentVolume controller.
@@ -77,6 +81,7 @@ impl Controller for PvController {
     type Context = PvControllerContext;
 
     fn new(context: PvControllerContext) -> Arc<Self> {
+        context.metrics.set_cache(&context.cache);
         Arc::new(Self {
             claims: Queue::new("claims", context.backoff, &context.queue_metrics),
             volumes: Queue::new("volumes", context.backoff, &context.queue_metrics),
@@ -116,10 +121,12 @@ impl PvController {
                 self.volumes.add(volume.clone());
             }
         }
-        // Created, deleted, or replaced by another claim of the same name: reconcile the volumes that refer
-        // to it.
-        let uid = |claim: &Option<Arc<Claim>>| claim.as_ref().map(|claim| claim.meta.uid.clone());
-        if uid(&change.old) != uid(&change.new) || change.new.is_none() {
+        // Created, deleted, replaced by another claim of the same name, or bound to another volume: reconcile
+        // the volumes that refer to it.
+        let identity = |claim: &Option<Arc<Claim>>| {
+            claim.as_ref().map(|claim| (claim.meta.uid.clone(), claim.volume.clone()))
+        };
+        if identity(&change.old) != identity(&change.new) || change.new.is_none() {
             for volume in self.context.cache.volumes_of_claim(&change.key) {
                 self.volumes.add(volume.name.clone());
             }
@@ -195,7 +202,7 @@ impl PvController {
                 ClaimBindingVerdict::Wait(event) => {
                     recorder.record(StepResult::Waiting, event.text.clone(), None);
                     self.context.events.emit(&*claim, COMPONENT, event);
-                    return Action::Done;
+                    return Action::RequeueAfter(EVENT_REPEAT_INTERVAL);
                 }
                 ClaimBindingVerdict::WaitForProvisioner(_, driver) => {
                     return self.wait_for_provisioner(&recorder, &claim, &driver);
@@ -255,7 +262,7 @@ impl PvController {
                     None,
                 );
                 self.context.events.emit(claim, COMPONENT, event);
-                Action::Done
+                Action::RequeueAfter(EVENT_REPEAT_INTERVAL)
             }
         }
     }
@@ -342,6 +349,15 @@ impl PvController {
                     )
                     .await?;
             }
+            ClaimEffect::SetMigratedTo(migrated_to) => {
+                let patch = json!({"metadata": migration_metadata(&migrated_to)});
+                recorder
+                    .record_effect(
+                        migration_text(&migrated_to),
+                        writer.merge_patch::<Claim>(&claim.key, PatchTarget::Object, version, patch),
+                    )
+                    .await?;
+            }
         }
         Ok(())
     }
@@ -400,7 +416,7 @@ impl PvController {
                     if let Some(claim) = self.context.cache.claims.get(&key).into_object() {
                         self.context.events.emit(&*claim, COMPONENT, on_claim);
                     }
-                    return Action::Done;
+                    return Action::RequeueAfter(EVENT_REPEAT_INTERVAL);
                 }
                 VolumeBindingVerdict::NoAction(reason) => {
                     recorder.record(StepResult::UpToDate, reason, None);
@@ -451,6 +467,20 @@ impl PvController {
                     )
                     .await?;
             }
+            VolumeEffect::UpdateMigration { migrated_to, finalizers } => {
+                let mut metadata = migration_metadata(&migrated_to);
+                if let Some(finalizers) = finalizers {
+                    let finalizers: Vec<&str> = finalizers.iter().map(AsRef::as_ref).collect();
+                    metadata.insert("finalizers".to_owned(), json!(finalizers));
+                }
+                let patch = json!({"metadata": metadata});
+                recorder
+                    .record_effect(
+                        migration_text(&migrated_to),
+                        writer.merge_patch::<Volume>(&volume.name, PatchTarget::Object, version, patch),
+                    )
+                    .await?;
+            }
             VolumeEffect::RefreshBeforeRelease(key) => {
                 writer.refresh::<Claim>(&key).await?;
                 // The provisioner may delete the volume after this read without a check of its own (release
@@ -488,18 +518,38 @@ fn bind_patch(volume: &VolumeName, by_controller: bool, provisioner: Option<&Dri
     json!({"metadata": {"annotations": annotations}, "spec": {"volumeName": volume}})
 }
 
+/// The members of `metadata` in the patch of the annotation `migrated-to`; none if it is unchanged.
+fn migration_metadata(migrated_to: &MigratedToWrite) -> serde_json::Map<String, Value> {
+    let value = match migrated_to {
+        MigratedToWrite::Keep => return serde_json::Map::new(),
+        MigratedToWrite::Clear => Value::Null,
+        MigratedToWrite::Set(driver) => json!(driver),
+    };
+    [("annotations".to_owned(), json!({names::MIGRATED_TO: value}))].into_iter().collect()
+}
+
+/// Text of the step that updates the annotation `migrated-to`, or only the finalizers.
+const fn migration_text(migrated_to: &MigratedToWrite) -> &'static str {
+    match migrated_to {
+        MigratedToWrite::Keep => "removes finalizers of the in-tree plugin",
+        MigratedToWrite::Clear => "removes the annotation of the migration to a CSI driver",
+        MigratedToWrite::Set(_) => "records the migration to a CSI driver",
+    }
+}
+
 fn status_patch(status: &ClaimStatus) -> Value {
     let mut patch = serde_json::Map::new();
     patch.insert("phase".to_owned(), json!(status.phase.as_str()));
-    let modes = status.access_modes.map(|modes| modes.iter().map(|mode| mode.as_str()).collect::<Vec<_>>());
+    let modes = status.access_modes.as_ref();
+    let modes = modes.map(|modes| modes.iter().map(|mode| mode.as_str()).collect::<Vec<_>>());
     patch.insert("accessModes".to_owned(), json!(modes));
-    match status.capacity {
+    match &status.capacity {
         CapacityWrite::Keep => {}
         CapacityWrite::Clear => {
             patch.insert("capacity".to_owned(), Value::Null);
         }
         CapacityWrite::Set(capacity) => {
-            patch.insert("capacity".to_owned(), json!({"storage": capacity.to_string()}));
+            patch.insert("capacity".to_owned(), json!({"storage": capacity}));
         }
     }
     match &status.attributes_class {

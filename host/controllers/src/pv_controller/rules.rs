@@ -9,14 +9,16 @@
 //! - Sizes are always compared as exact quantities.
 //! - If the provisioner runs in the same process and the driver is not node-local, the annotation
 //!   `storage-provisioner` is written together with the binding.
+//! - Volumes of in-tree plugins do not get the finalizer `kubernetes.io/pv-controller`, because this
+//!   controller deletes no volumes. The finalizer is removed as by upstream.
 
 use std::sync::Arc;
 
 use cofferdam_cluster::{Cache, Lookup};
 use cofferdam_domain::{
-    AccessModes, BindingMode, Claim, ClaimKey, ClaimPhase, ClaimRef, DriverName, Quantity, ReclaimPolicy,
-    StorageClass, StorageClassName, Volume, VolumeName, VolumePhase, class::default_class, names,
-    selector::InvalidRequirement,
+    AccessMode, BindingMode, Claim, ClaimKey, ClaimPhase, ClaimRef, DriverName, ObjectMeta, Quantity,
+    ReclaimPolicy, StorageClass, StorageClassName, Volume, VolumeName, VolumePhase, class::default_class,
+    names, selector::InvalidRequirement,
 };
 
 use crate::events::EventSpec;
@@ -40,7 +42,7 @@ pub struct ClaimStatus {
     /// `phase`
     pub phase: ClaimPhase,
     /// `accessModes`; `None` clears them.
-    pub access_modes: Option<AccessModes>,
+    pub access_modes: Option<Vec<AccessMode>>,
     /// `capacity.storage`
     pub capacity: CapacityWrite,
     /// `currentVolumeAttributesClassName`
@@ -48,14 +50,14 @@ pub struct ClaimStatus {
 }
 
 /// Update of `status.capacity`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub enum CapacityWrite {
     /// Unchanged: the resizer and kubelet write the capacity of a bound claim.
     Keep,
     /// Removed.
     Clear,
-    /// Set to this quantity.
-    Set(Quantity),
+    /// Set to this quantity, in the notation of the PersistentVolume.
+    Set(String),
 }
 
 /// Update of `status.currentVolumeAttributesClassName`.
@@ -67,6 +69,17 @@ pub enum AttributesClassWrite {
     Clear,
     /// Set to this class.
     Set(Box<str>),
+}
+
+/// Update of the annotation `migrated-to`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum MigratedToWrite {
+    /// Unchanged.
+    Keep,
+    /// Removed.
+    Clear,
+    /// Set to this driver.
+    Set(DriverName),
 }
 
 /// A write to a claim or its volume, for the binding or the provisioning of the claim.
@@ -101,6 +114,8 @@ pub enum ClaimEffect {
     SetStatus(ClaimStatus),
     /// Sets the annotation `storage-provisioner`, which asks this driver's provisioner for a volume.
     SetProvisioner(DriverName),
+    /// Updates the annotation `migrated-to`, which follows from the annotation `storage-provisioner`.
+    SetMigratedTo(MigratedToWrite),
 }
 
 /// The next effect for a claim.
@@ -131,10 +146,27 @@ enum BindingError {
 
 /// Decides the next effect for a claim. Source: `syncClaim`.
 pub fn decide_claim(input: BindingInput<'_>, claim: &Claim) -> ClaimBindingVerdict {
+    let migrated_to = migrated_to_write(claim.storage_provisioner(), &claim.meta);
+    if migrated_to != MigratedToWrite::Keep {
+        return ClaimBindingVerdict::Apply(ClaimEffect::SetMigratedTo(migrated_to), None);
+    }
     if claim.is_bind_completed() {
         decide_bound_claim(input, claim)
     } else {
         decide_unbound_claim(input, claim)
+    }
+}
+
+/// Returns the update of an object's annotation `migrated-to`. `provisioner` is the plugin or driver in the
+/// object's annotation, `None` without it. Source: `updateMigrationAnnotations`.
+fn migrated_to_write(provisioner: Option<&str>, meta: &ObjectMeta) -> MigratedToWrite {
+    let Some(provisioner) = provisioner else { return MigratedToWrite::Keep };
+    let found = meta.annotation(names::MIGRATED_TO).unwrap_or_default();
+    match names::migrated_driver(provisioner) {
+        Some(driver) if driver == found => MigratedToWrite::Keep,
+        Some(driver) => MigratedToWrite::Set(driver.into()),
+        None if found.is_empty() => MigratedToWrite::Keep,
+        None => MigratedToWrite::Clear,
     }
 }
 
@@ -203,21 +235,23 @@ fn request_volume(input: BindingInput<'_>, claim: &Claim) -> ClaimBindingVerdict
             return ClaimBindingVerdict::Wait(EventSpec::warning("ProvisioningFailed", text));
         }
     };
-    let driver = &class.provisioner;
+    let migrated_driver = names::migrated_driver(class.provisioner.as_str()).map(DriverName::from);
+    let is_migrated = migrated_driver.is_some();
+    let driver = migrated_driver.unwrap_or_else(|| class.provisioner.clone());
     if driver.as_str().starts_with(names::IN_TREE_PREFIX) {
         let text = format!("no volume plugin matched name: {driver}");
         return ClaimBindingVerdict::Wait(EventSpec::warning("ProvisioningFailed", text));
     }
-    // Without an annotation, a provisioner of this process provisions the claim. An annotation for another
-    // driver must be replaced.
+    // Without an annotation, a provisioner of this process provisions the claim, unless the class names the
+    // in-tree plugin that was migrated to the driver. An annotation for another driver must be replaced.
     let satisfied = match claim.storage_provisioner() {
         Some(requested) => requested == driver.as_str(),
-        None => (input.has_provisioner)(driver),
+        None => !is_migrated && (input.has_provisioner)(&driver),
     };
     if !satisfied {
-        return ClaimBindingVerdict::Apply(ClaimEffect::SetProvisioner(driver.clone()), None);
+        return ClaimBindingVerdict::Apply(ClaimEffect::SetProvisioner(driver), None);
     }
-    ClaimBindingVerdict::WaitForProvisioner(class.name.clone(), driver.clone())
+    ClaimBindingVerdict::WaitForProvisioner(class.name.clone(), driver)
 }
 
 /// Event of a claim that waits for its provisioner. The text is upstream's.
@@ -359,17 +393,18 @@ fn bind(input: BindingInput<'_>, claim: &Claim, volume: &Arc<Volume>) -> ClaimBi
         return ClaimBindingVerdict::Apply(effect, None);
     }
     let becomes_bound = claim.phase != ClaimPhase::Bound;
-    if !becomes_bound && claim.status_access_modes == volume.access_modes {
+    let access_modes = volume.access_mode_list();
+    if !becomes_bound && claim.status_access_mode_list() == access_modes {
         return ClaimBindingVerdict::NoAction("the claim is bound");
     }
-    let Some(capacity) = volume.capacity else {
+    let Some(capacity) = volume.capacity_text() else {
         return ClaimBindingVerdict::Fail(
             format!("PersistentVolume {} has no storage capacity", volume.name),
             None,
         );
     };
     let before_resize =
-        volume.meta.annotation(names::PRE_RESIZE_CAPACITY).and_then(|text| Quantity::parse(text).ok());
+        volume.meta.annotation(names::PRE_RESIZE_CAPACITY).filter(|text| Quantity::parse(text).is_ok());
     let attributes_class = match (claim.phase, volume.attributes_class.as_ref()) {
         (ClaimPhase::Pending, class) if !class.is_empty() => AttributesClassWrite::Set(class.into()),
         (ClaimPhase::Pending, _) if claim.status_attributes_class.is_some() => AttributesClassWrite::Clear,
@@ -377,10 +412,10 @@ fn bind(input: BindingInput<'_>, claim: &Claim, volume: &Arc<Volume>) -> ClaimBi
     };
     let status = ClaimStatus {
         phase: ClaimPhase::Bound,
-        access_modes: Some(volume.access_modes),
+        access_modes: Some(access_modes),
         // The resizer and kubelet write later capacities.
         capacity: if becomes_bound {
-            CapacityWrite::Set(before_resize.unwrap_or(capacity))
+            CapacityWrite::Set(before_resize.map_or(capacity, str::to_owned))
         } else {
             CapacityWrite::Keep
         },
@@ -474,6 +509,13 @@ pub enum VolumeEffect {
     /// backup. The provisioner of this process may afterwards delete the Released volume without live reads
     /// of its own.
     RefreshBeforeRelease(ClaimKey),
+    /// Updates the annotation and the finalizers of a volume that an in-tree plugin provisioned.
+    UpdateMigration {
+        /// The annotation `migrated-to`.
+        migrated_to: MigratedToWrite,
+        /// All finalizers that remain; `None` if they are unchanged.
+        finalizers: Option<Vec<Arc<str>>>,
+    },
 }
 
 /// The next effect for a volume.
@@ -499,6 +541,11 @@ pub fn decide_volume(
     volume: &Volume,
     refreshed_claim: Option<&ClaimRef>,
 ) -> VolumeBindingVerdict {
+    let migrated_to = migrated_to_write(volume.meta.annotation(names::PROVISIONED_BY), &volume.meta);
+    let finalizers = remaining_finalizers(volume);
+    if migrated_to != MigratedToWrite::Keep || finalizers.is_some() {
+        return VolumeBindingVerdict::Apply(VolumeEffect::UpdateMigration { migrated_to, finalizers }, None);
+    }
     let Some(claim_ref) = &volume.claim_ref else {
         return set_phase(volume, VolumePhase::Available, "the volume is free");
     };
@@ -535,6 +582,25 @@ pub fn decide_volume(
             VolumeBindingVerdict::Apply(VolumeEffect::Unbind { whole }, None)
         }
     }
+}
+
+/// Returns the finalizers of a volume that an in-tree plugin provisioned, without those that have to be
+/// removed: the finalizer of the in-tree plugin, if the plugin is migrated to a CSI driver or the volume is
+/// not deleted after its claim, and the finalizer of external-provisioner, if the plugin is not migrated.
+/// Returns `None` if there are none to remove. Source: `modifyDeletionFinalizers`, which also adds the
+/// finalizer of the in-tree plugin.
+fn remaining_finalizers(volume: &Volume) -> Option<Vec<Arc<str>>> {
+    let plugin = volume.provisioned_by().filter(|plugin| plugin.starts_with(names::IN_TREE_PREFIX))?;
+    let is_migrated = names::migrated_driver(plugin).is_some();
+    let is_kept = matches!(volume.reclaim_policy, ReclaimPolicy::Retain | ReclaimPolicy::Recycle);
+    let is_removed = |finalizer: &str| match finalizer {
+        names::IN_TREE_FINALIZER => is_migrated || is_kept,
+        names::PROVISIONER_FINALIZER => !is_migrated,
+        _ => false,
+    };
+    let remaining: Vec<Arc<str>> =
+        volume.meta.finalizers.iter().filter(|finalizer| !is_removed(finalizer)).cloned().collect();
+    (remaining.len() < volume.meta.finalizers.len()).then_some(remaining)
 }
 
 fn set_phase(volume: &Volume, phase: VolumePhase, reason: &'static str) -> VolumeBindingVerdict {
@@ -586,13 +652,7 @@ fn decide_unclaimed_volume(volume: &Volume, is_released: bool) -> VolumeBindingV
         ReclaimPolicy::Delete if is_deleted_by_provisioner(volume) => {
             VolumeBindingVerdict::NoAction("the driver deletes the volume")
         }
-        ReclaimPolicy::Delete => failed(
-            "VolumeFailedDelete",
-            format!(
-                "error getting deleter volume plugin for volume \"{}\": no volume plugin matched",
-                volume.name
-            ),
-        ),
+        ReclaimPolicy::Delete => failed("VolumeFailedDelete", missing_deleter_message(volume)),
         ReclaimPolicy::Recycle => {
             failed("VolumeFailedRecycle", "No recycler plugin found for the volume!".to_owned())
         }
@@ -601,6 +661,20 @@ fn decide_unclaimed_volume(volume: &Volume, is_released: bool) -> VolumeBindingV
             "Volume has unrecognized PersistentVolumeReclaimPolicy".to_owned(),
         ),
     }
+}
+
+/// Returns the message of a volume that no provisioner deletes. Source: `findDeletablePlugin`, for a
+/// kube-controller-manager whose plugins for NFS and local volumes delete nothing. Its plugin for hostPath
+/// volumes deletes those below `/tmp`.
+fn missing_deleter_message(volume: &Volume) -> String {
+    if let Some(plugin) = volume.provisioned_by() {
+        return format!("no volume plugin matched name: {plugin}");
+    }
+    let problem = match volume.in_tree_source {
+        Some("hostPath" | "local" | "nfs") => "no deletable volume plugin matched",
+        Some(_) | None => "no volume plugin matched",
+    };
+    format!("error getting deleter volume plugin for volume \"{}\": {problem}", volume.name)
 }
 
 /// Returns true if a provisioner, not this controller, deletes the volume. The provisioner deletes it once

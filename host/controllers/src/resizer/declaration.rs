@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use cofferdam_backend::Backend;
-use cofferdam_domain::{CsiNode, Node, Pod, VolumeAttributesClass, storage::Ability};
+use cofferdam_domain::{CsiNode, DriverName, Node, Pod, VolumeAttributesClass, storage::Ability};
 use prometheus_client::registry::Registry;
 
 use super::{
@@ -32,7 +32,7 @@ const RULES: &[Rule] = &[
     Rule::cluster(CORE, "persistentvolumes", &["patch"]),
     // Volumes in use, for drivers that expand offline only.
     Rule::cluster(CORE, "pods", WATCH),
-    Rule::cluster(CORE, "secrets", &["get"]),
+    Rule::driver_secrets(),
     Rule::cluster(STORAGE, "volumeattributesclasses", WATCH),
 ];
 
@@ -43,13 +43,18 @@ impl DeclaredController for Resizer {
     const NEEDS_DRIVER: bool = true;
     type Metrics = ();
 
+    fn lease_name(driver: &DriverName) -> String {
+        format!("external-resizer-{driver}")
+    }
+
     fn watches(settings: &Settings, backends: &[Arc<dyn Backend>]) -> Vec<WatchSpec> {
         let mut watches = Vec::new();
         let is_offline_only = |backend: &Arc<dyn Backend>| is_offline_expansion_only(&**backend);
         if settings.resizer.handle_volume_inuse_error && backends.iter().any(is_offline_only) {
             watches.push(WatchSpec::all::<Pod>());
         }
-        if backends.iter().any(|backend| backend.abilities().contains(&Ability::Modification)) {
+        let modifies = |backend: &Arc<dyn Backend>| backend.abilities().contains(&Ability::Modification);
+        if settings.resizer.volume_attributes_class && backends.iter().any(modifies) {
             watches.push(WatchSpec::all::<VolumeAttributesClass>());
         }
         // A node-local volume is recognized by its topology segment.
@@ -75,6 +80,7 @@ impl DeclaredController for Resizer {
         ResizerContext {
             cache: Arc::clone(&process.cache),
             writer: process.writer.clone(),
+            secrets: process.secrets.clone(),
             events: process.events.clone(),
             recorders: process.recorders(ROLE),
             clock: Arc::clone(&process.clock),

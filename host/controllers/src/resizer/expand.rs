@@ -50,6 +50,7 @@ impl Resizer {
             let last_expansion =
                 LastExpansion { finality: state.last_finality, in_use: state.in_use, infeasible };
             let input = ExpansionInput {
+                annotates_size: self.context.settings.annotate_fs_resize,
                 cache: &self.context.cache,
                 abilities: Self::abilities(driver),
                 last_expansion,

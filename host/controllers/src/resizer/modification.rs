@@ -11,7 +11,7 @@ use cofferdam_domain::{
     storage::{ErrorKind, Finality, Parameters, StorageError},
 };
 
-use super::rules::{ResizeFailure, ResizerAbilities, volume_of};
+use super::rules::{ResizeFailure, ResizerAbilities, in_tree_problem, volume_of};
 
 /// Input of [`decide_modification`].
 #[derive(Clone, Copy, Debug)]
@@ -90,11 +90,17 @@ enum AttributesClassError {
 
 /// Decides the next effect of a claim's modification. Source: external-resizer's `modify`.
 pub fn decide_modification(input: ModificationInput<'_>, claim: &Claim) -> ModificationVerdict {
+    let requested = &*claim.attributes_class;
     let (volume, csi) = match volume_of(input.cache, claim) {
         Ok(found) => found,
-        Err(reason) => return ModificationVerdict::NoAction(reason),
+        Err(reason) => {
+            let is_other = requested != claim.status_attributes_class.as_deref().unwrap_or_default();
+            return match in_tree_problem(input.cache, claim, "modify").filter(|_| is_other) {
+                Some(problem) => ModificationVerdict::Reject(problem),
+                None => ModificationVerdict::NoAction(reason),
+            };
+        }
     };
-    let requested = &*claim.attributes_class;
     let progress = claim.progress();
     let status = progress.modification.as_ref();
     if status.is_none() && requested == claim.status_attributes_class.as_deref().unwrap_or_default() {

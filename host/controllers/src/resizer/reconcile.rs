@@ -5,11 +5,10 @@ use std::{collections::HashMap, sync::Arc, time::Duration};
 
 use cofferdam_backend::{Backend, Call};
 use cofferdam_cluster::{
-    ApiError, Cache, Change, Clock, Writer,
+    Cache, Change, Clock, SecretError, SecretReader, Writer,
     metrics::Metrics,
     observer::StepResult,
     queue::{Action, Queue},
-    secrets,
 };
 use cofferdam_domain::{
     Claim, ClaimKey, DriverName, Pod, Volume, VolumeAttributesClass,
@@ -39,6 +38,7 @@ use crate::{
 pub(crate) struct ResizerContext {
     pub(super) cache: Arc<Cache>,
     pub(super) writer: Writer,
+    pub(super) secrets: SecretReader,
     pub(super) events: EventRecorder,
     pub(super) recorders: StepRecorders,
     pub(super) clock: Clock,
@@ -134,7 +134,9 @@ impl Resizer {
             for claim in self.context.cache.claims.list() {
                 if let Some(queues) = self.queues_of(&claim) {
                     queues.expansion.add_if_absent(claim.key.clone());
-                    queues.modification.add_if_absent(claim.key.clone());
+                    if self.context.settings.volume_attributes_class {
+                        queues.modification.add_if_absent(claim.key.clone());
+                    }
                 }
             }
         })
@@ -209,25 +211,29 @@ impl Resizer {
     }
 
     fn enqueue_claim(&self, claim: &Claim, operation: ResizeOperation) {
+        if operation == ResizeOperation::Modification && !self.context.settings.volume_attributes_class {
+            return;
+        }
         if let Some(queues) = self.queues_of(claim) {
             queues.get(operation).add(claim.key.clone());
         }
     }
 
-    /// Returns the queues of the driver of the claim's volume. `None` if the claim is not bound to a CSI
-    /// volume, or if this process does not have the driver.
+    /// Returns the queues of the driver of the claim's volume. `None` if the claim is not bound to a volume
+    /// with a driver (see [`rules::driver_of`]), or if this process does not have the driver.
     fn queues_of(&self, claim: &Claim) -> Option<&Queues> {
-        let (_, csi) = rules::volume_of(&self.context.cache, claim).ok()?;
-        self.queues.get(&csi.driver)
+        let volume = rules::bound_volume(&self.context.cache, claim).ok()?;
+        self.queues.get(&rules::driver_of(&volume)?)
     }
 
     /// Returns true if the claim's volume belongs to the driver and, for a node-local driver, to the node of
     /// this process.
     pub(super) fn is_managed_claim(&self, driver: &DriverName, claim: &Claim) -> bool {
         let cache = &self.context.cache;
-        let Ok((volume, csi)) = rules::volume_of(cache, claim) else { return false };
+        let Ok(volume) = rules::bound_volume(cache, claim) else { return false };
         let local_node = self.context.local_node.as_ref().filter(|local_node| local_node.has_driver(driver));
-        csi.driver == *driver && local_node.is_none_or(|local_node| local_node.has_volume(&volume, cache))
+        rules::driver_of(&volume).as_ref() == Some(driver)
+            && local_node.is_none_or(|local_node| local_node.has_volume(&volume, cache))
     }
 
     /// Enqueues the operation of a claim that waited for the other operation's call.
@@ -247,9 +253,9 @@ impl Resizer {
     }
 
     /// Creates a driver call with the data of this Secret; with `None`, without secrets.
-    async fn build_call(&self, secret: Option<&SecretRef>) -> Result<Call, ApiError> {
+    async fn build_call(&self, secret: Option<&SecretRef>) -> Result<Call, SecretError> {
         let secrets = match secret {
-            Some(secret) => secrets::read(&self.context.writer, secret).await?,
+            Some(secret) => self.context.secrets.read(secret).await?,
             None => Secrets::default(),
         };
         Ok(Call { deadline: self.context.calls.timeout, secrets })

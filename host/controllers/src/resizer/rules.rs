@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use cofferdam_cluster::{Cache, Lookup};
 use cofferdam_domain::{
-    Claim, ClaimConditionType, ClaimPhase, Quantity, ResizeState, Uid, Volume, names,
+    Claim, ClaimConditionType, ClaimPhase, DriverName, Quantity, ResizeState, Uid, Volume, names,
     storage::{CapacityRange, ErrorKind, ExpandVolume, ExpandedVolume, Finality, StorageError},
     volume::CsiVolumeSource,
 };
@@ -58,6 +58,9 @@ pub struct ExpansionInput<'a> {
     pub cache: &'a Cache,
     /// Capabilities of the claim's driver.
     pub abilities: ResizerAbilities,
+    /// Record the claim's size before the expansion in the PersistentVolume (feature gate
+    /// `AnnotateFsResize`).
+    pub annotates_size: bool,
     /// State of the claim's expansion in this process.
     pub last_expansion: LastExpansion,
     /// The last successful call in this reconcile; `None` before it.
@@ -120,8 +123,8 @@ pub struct CapacityUpdate {
     /// The new size, if it is larger than the current one.
     pub size: Option<Quantity>,
     /// The claim's current size, which the PersistentVolume records until the node expansion is complete.
-    /// `None` if no node expansion is required, if the PersistentVolume records a size already, or if the
-    /// claim's status has no size.
+    /// `None` if no node expansion is required, if the PersistentVolume records a size already, if the
+    /// claim's status has no size, or without the feature gate `AnnotateFsResize`.
     pub pre_resize_capacity: Option<Quantity>,
 }
 
@@ -130,7 +133,14 @@ pub struct CapacityUpdate {
 pub fn decide_expansion(input: ExpansionInput<'_>, claim: &Claim) -> ExpansionVerdict {
     let (volume, csi) = match volume_of(input.cache, claim) {
         Ok(found) => found,
-        Err(reason) => return ExpansionVerdict::NoAction(reason),
+        Err(reason) => {
+            let is_larger = |size: &Quantity| *size > claim.status_capacity.unwrap_or_default();
+            let problem = in_tree_problem(input.cache, claim, "expand");
+            return match problem.filter(|_| claim.request.as_ref().is_ok_and(is_larger)) {
+                Some(problem) => ExpansionVerdict::Reject(problem),
+                None => ExpansionVerdict::NoAction(reason),
+            };
+        }
     };
     let size = claim.status_capacity.unwrap_or_default();
     if volume.meta.has_annotation(names::PRE_RESIZE_CAPACITY)
@@ -155,7 +165,7 @@ pub fn decide_expansion(input: ExpansionInput<'_>, claim: &Claim) -> ExpansionVe
     let allocated = progress.allocated_resources == Some(target);
     let is_for_claim = |result: &&ExpansionResult| result.claim == claim.meta.uid && result.target == target;
     if let Some(result) = input.result.filter(is_for_claim).filter(|_| allocated) {
-        return decide_after_expand(claim, volume, result.volume);
+        return decide_after_expand(claim, volume, result.volume, input.annotates_size);
     }
     if allocated && input.last_expansion.infeasible {
         return ExpansionVerdict::WaitForRetry;
@@ -194,12 +204,17 @@ pub fn decide_expansion(input: ExpansionInput<'_>, claim: &Claim) -> ExpansionVe
 
 /// Decides the next effect after a successful call. The PersistentVolume is updated first, because the
 /// claim's status then declares the controller's part of the expansion complete.
-fn decide_after_expand(claim: &Claim, volume: Arc<Volume>, response: ExpandedVolume) -> ExpansionVerdict {
+fn decide_after_expand(
+    claim: &Claim,
+    volume: Arc<Volume>,
+    response: ExpandedVolume,
+    annotates_size: bool,
+) -> ExpansionVerdict {
     let size = Quantity::from_bytes(response.capacity);
     let larger = volume.capacity.is_none_or(|capacity| capacity < size);
-    let is_recorded = volume.meta.has_annotation(names::PRE_RESIZE_CAPACITY);
+    let is_missing = annotates_size && !volume.meta.has_annotation(names::PRE_RESIZE_CAPACITY);
     let pre_resize_capacity =
-        claim.status_capacity.filter(|_| response.node_expansion_required && !is_recorded);
+        claim.status_capacity.filter(|_| response.node_expansion_required && is_missing);
     if larger || pre_resize_capacity.is_some() {
         return ExpansionVerdict::UpdateVolumeCapacity(CapacityUpdate {
             volume,
@@ -268,6 +283,38 @@ impl LastExpansion {
 /// # Errors
 /// The reason why the claim has none.
 pub fn volume_of(cache: &Cache, claim: &Claim) -> Result<(Arc<Volume>, CsiVolumeSource), &'static str> {
+    let volume = bound_volume(cache, claim)?;
+    match volume.csi.clone() {
+        Some(csi) => Ok((volume, csi)),
+        None => Err("the PersistentVolume has no spec.csi"),
+    }
+}
+
+/// Returns the driver of a volume: that of its CSI source, or the one to which its in-tree plugin is
+/// migrated. `None` for other volumes.
+pub fn driver_of(volume: &Volume) -> Option<DriverName> {
+    let csi_driver = volume.csi.as_ref().map(|csi| csi.driver.clone());
+    csi_driver.or_else(|| volume.migrated_driver().map(DriverName::from))
+}
+
+/// Returns the event message of a claim whose volume has an in-tree source of a plugin that is migrated to a
+/// CSI driver. `operation` is the verb of what external-resizer does with such a volume. `None` for other
+/// volumes.
+pub fn in_tree_problem(cache: &Cache, claim: &Claim, operation: &str) -> Option<String> {
+    let volume = bound_volume(cache, claim).ok()?;
+    let driver = volume.migrated_driver()?;
+    Some(format!(
+        "PersistentVolume {} belongs to an in-tree plugin that is migrated to {driver}: this version of \
+         Cofferdam does not {operation} such volumes",
+        volume.name
+    ))
+}
+
+/// Returns the PersistentVolume of a bound claim.
+///
+/// # Errors
+/// The reason why the claim has none.
+pub fn bound_volume(cache: &Cache, claim: &Claim) -> Result<Arc<Volume>, &'static str> {
     let name = match (&claim.volume, claim.phase) {
         (Some(name), ClaimPhase::Bound) => name,
         (_, ClaimPhase::Bound | ClaimPhase::Pending | ClaimPhase::Lost) => {
@@ -283,10 +330,7 @@ pub fn volume_of(cache: &Cache, claim: &Claim) -> Result<(Arc<Volume>, CsiVolume
     if !reference.is_some_and(|r| r.key == claim.key && r.uid.as_ref() == Some(&claim.meta.uid)) {
         return Err("the PersistentVolume is not bound to the claim");
     }
-    match volume.csi.clone() {
-        Some(csi) => Ok((volume, csi)),
-        None => Err("the PersistentVolume has no spec.csi"),
-    }
+    Ok(volume)
 }
 
 /// Returns the key of a pod that uses the claim and is not terminated; `None` if there is no such pod.

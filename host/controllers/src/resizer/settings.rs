@@ -18,6 +18,11 @@ pub struct ResizerSettings {
     /// Adds the name and namespace of the claim and the name of the PersistentVolume to the parameters of a
     /// modification (`--extra-modify-metadata`).
     pub extra_modify_metadata: bool,
+    /// The feature gate `VolumeAttributesClass`: without it, volumes are not modified.
+    pub volume_attributes_class: bool,
+    /// The feature gate `AnnotateFsResize`: without it, PersistentVolumes do not record the claim's size
+    /// before an expansion.
+    pub annotate_fs_resize: bool,
 }
 
 impl Default for ResizerSettings {
@@ -28,6 +33,8 @@ impl Default for ResizerSettings {
             resync_period: Duration::from_secs(600),
             handle_volume_inuse_error: true,
             extra_modify_metadata: false,
+            volume_attributes_class: true,
+            annotate_fs_resize: true,
         }
     }
 }

@@ -117,9 +117,9 @@ impl CsiBackend {
         request::secrets(&self.runner.secrets(call))
     }
 
-    /// Returns the checker that logs warnings about a response.
+    /// Returns the checker that logs warnings about a response and drops what the driver must not return.
     pub(super) fn response_warnings(&self) -> ResponseWarnings {
-        ResponseWarnings::new(self.driver().clone(), Arc::clone(&self.warnings_logged))
+        ResponseWarnings::new(self.driver().clone(), self.has_topology(), Arc::clone(&self.warnings_logged))
     }
 
     /// Returns the message of CreateVolume. A size that CSI cannot express is a final error, because no
@@ -186,7 +186,8 @@ impl CsiBackend {
             let is_source_confirmed = requested_source.as_ref().map(|requested_source| {
                 response::has_content_source(response.volume.as_ref(), requested_source)
             });
-            let volume = response::volume(response.volume)?;
+            let mut volume = response::volume(response.volume)?;
+            warnings.drop_unannounced_topology(&mut volume);
             warnings.check_id("volume handle", volume.handle.as_str(), redactor);
             warnings.check_map("volume context", &volume.context, redactor);
             let withheld_reason = match is_source_confirmed {
@@ -229,7 +230,7 @@ impl CsiBackend {
             }
         }
         let redactor = Redactor::new(self.runner.secrets(&call));
-        let handle = checks::printable(&redactor.redact_escaped(volume.handle.as_str()));
+        let handle = checks::printable(&redactor.redact(volume.handle.as_str()));
         Err(StorageError::with_unknown_effect(
             ErrorKind::Internal,
             format!("volume {handle} is not handed out: {reason}; it was {cleanup_result}"),
@@ -244,6 +245,10 @@ impl Backend for CsiBackend {
 
     fn abilities(&self) -> &BTreeSet<Ability> {
         &self.identity.abilities
+    }
+
+    fn creates_volumes(&self) -> bool {
+        self.identity.has_capability(ControllerCapability::CreateDeleteVolume)
     }
 
     fn has_topology(&self) -> bool {
@@ -459,7 +464,13 @@ impl Backend for CsiBackend {
             return failed_call(error);
         }
         let (max_entries, starting_token) = request::page_request(&page);
-        let spec = CallSpec::list_volumes(move |found, _| response::volume_page(found, &page));
+        let warnings = self.response_warnings();
+        let spec = CallSpec::list_volumes(move |found, _| {
+            let mut page = response::volume_page(found, &page)?;
+            let volumes = page.volumes.iter_mut().map(|status| &mut status.volume);
+            volumes.for_each(|volume| warnings.drop_unannounced_topology(volume));
+            Ok(page)
+        });
         let request =
             CsiRequest::new(v1::ListVolumesRequest { max_entries, starting_token }, |grpc, request| {
                 Box::pin(async { grpc.controller().list_volumes(request).await })
@@ -472,8 +483,10 @@ impl Backend for CsiBackend {
             return failed_call(error);
         }
         let message = v1::ControllerGetVolumeRequest { volume_id: handle_text(&handle) };
+        let warnings = self.response_warnings();
         let convert = move |found, _: &Redactor| {
-            let status = response::volume_status(found)?;
+            let mut status = response::volume_status(found)?;
+            warnings.drop_unannounced_topology(&mut status.volume);
             checks::check_same_handle("volume", &handle, &status.volume.handle).map(|()| status)
         };
         let spec = CallSpec::get_volume(convert);

@@ -249,7 +249,7 @@ where
         tracing::trace!(%driver, method = path, request = ?message, "CSI call");
         let result = connection.call(message, deadline, method).await.map_err(CsiCallFailure::Rpc);
         if tracing::enabled!(tracing::Level::TRACE) {
-            let response = context.redactor.redact_escaped(&format!("{result:?}"));
+            let response = context.redactor.redact(&format!("{result:?}")).into_owned();
             tracing::trace!(%driver, method = path, response, "CSI response");
         }
         result

@@ -1,5 +1,6 @@
 //! Warnings about responses that are accepted although an id or a map in them exceeds CSI's limit or contains
-//! a secret of the call: such drivers work with the sidecars.
+//! a secret of the call, or although a driver without topology returns one: such drivers work with the
+//! sidecars.
 
 use std::sync::{
     Arc,
@@ -10,25 +11,38 @@ use cofferdam_backend::{
     Redactor,
     checks::{self, ResponseLimits, printable},
 };
-use cofferdam_domain::{DriverName, storage::Parameters};
+use cofferdam_domain::{
+    DriverName,
+    storage::{CreatedVolume, Parameters},
+};
 
-/// True for each length warning that was logged for a driver. Each is logged once.
+/// True for each warning that was logged for a driver. Each is logged once.
 #[derive(Debug, Default)]
 pub(super) struct WarningsLogged {
     long_id: AtomicBool,
     long_map: AtomicBool,
+    topology: AtomicBool,
 }
 
 /// Checks the responses of one driver, and logs warnings.
 #[derive(Clone, Debug)]
 pub(super) struct ResponseWarnings {
     driver: DriverName,
+    /// The driver has VOLUME_ACCESSIBILITY_CONSTRAINTS.
+    has_topology: bool,
     logged: Arc<WarningsLogged>,
 }
 
 impl ResponseWarnings {
-    pub(super) fn new(driver: DriverName, logged: Arc<WarningsLogged>) -> Self {
-        Self { driver, logged }
+    pub(super) fn new(driver: DriverName, has_topology: bool, logged: Arc<WarningsLogged>) -> Self {
+        Self { driver, has_topology, logged }
+    }
+
+    /// Drops the topology of a volume of a driver without VOLUME_ACCESSIBILITY_CONSTRAINTS, and logs a
+    /// warning the first time. As in external-provisioner, the PersistentVolume then has no node affinity:
+    /// nodes do not have the topology keys of such a driver, and pods could not be scheduled.
+    pub(super) fn drop_unannounced_topology(&self, volume: &mut CreatedVolume) {
+        self.log(self.topology_warnings(volume));
     }
 
     /// Logs a warning if an id contains a secret of the call ([`Redactor::contains_long_secret`] ignores
@@ -72,6 +86,16 @@ impl ResponseWarnings {
         has_secret.chain(self.length_warning(field, bytes, max_bytes, &self.logged.long_map)).collect()
     }
 
+    fn topology_warnings(&self, volume: &mut CreatedVolume) -> Vec<String> {
+        if self.has_topology || volume.topology.is_empty() {
+            return Vec::new();
+        }
+        volume.topology.clear();
+        let is_first = !self.logged.topology.swap(true, Ordering::Relaxed);
+        let text = "an accessible_topology without VOLUME_ACCESSIBILITY_CONSTRAINTS; it is ignored";
+        is_first.then(|| text.to_owned()).into_iter().collect()
+    }
+
     /// A warning about a length above CSI's limit; `None` if the length is within it or `logged` is already
     /// true.
     fn length_warning(
@@ -87,7 +111,7 @@ impl ResponseWarnings {
 }
 
 fn redacted(redactor: &Redactor, text: &str) -> String {
-    printable(&redactor.redact_escaped(text))
+    printable(&redactor.redact(text))
 }
 
 #[cfg(test)]
@@ -97,7 +121,7 @@ mod tests {
     use super::*;
 
     fn warnings() -> ResponseWarnings {
-        ResponseWarnings::new("a.example".into(), Arc::default())
+        ResponseWarnings::new("a.example".into(), true, Arc::default())
     }
 
     fn redactor() -> Redactor {
@@ -132,6 +156,26 @@ mod tests {
             response_warnings.map_warnings("volume context", &map("k", &"x".repeat(4_096)), &redactor()),
             Vec::<String>::new()
         );
+    }
+
+    #[test]
+    fn topology_without_the_capability_is_dropped_and_logged_once() {
+        let with_zone = || CreatedVolume {
+            handle: "v".into(),
+            capacity: None,
+            context: Parameters::new(),
+            topology: vec![map("zone", "a")],
+            connection_info: None,
+        };
+        let response_warnings = ResponseWarnings::new("a.example".into(), false, Arc::default());
+        for expected in [1, 0] {
+            let mut volume = with_zone();
+            assert_eq!(response_warnings.topology_warnings(&mut volume).len(), expected);
+            assert_eq!(volume.topology, []);
+        }
+        let mut volume = with_zone();
+        assert_eq!(warnings().topology_warnings(&mut volume), Vec::<String>::new());
+        assert_eq!(volume, with_zone());
     }
 
     #[test]

@@ -21,5 +21,5 @@ pub use metrics::ServerMetrics;
 pub use operation_locks::{OperationLock, OperationLocks};
 pub use socket::{
     GroupError, InvalidSocketGroup, InvalidSocketMode, ServerSocket, SocketError, SocketOptions,
-    UnixSocketGroup, UnixSocketMode,
+    UnixSocketGroup, UnixSocketMode, remove_stale_socket,
 };

@@ -231,7 +231,7 @@ impl ServerSocket {
             })?),
         };
         let _directory_lock = lock_directory(path).await.map_err(io_error("lock its directory"))?;
-        remove_stale_socket(path).await?;
+        remove_unused_file(path).await?;
         let socket = UnixSocket::new_stream().map_err(io_error("open a socket"))?;
         socket.bind(path).map_err(io_error("bind the socket"))?;
         let metadata = fs::symlink_metadata(path).map_err(io_error("inspect the socket"))?;
@@ -268,8 +268,19 @@ async fn lock_directory(path: &Path) -> io::Result<fs::File> {
     }
 }
 
-/// Removes a socket without a listener.
-async fn remove_stale_socket(path: &Path) -> Result<(), SocketError> {
+/// Removes the file of a socket without a listener, such as a killed process leaves behind. Succeeds if there
+/// is no file.
+///
+/// # Errors
+/// [`SocketError::InUse`] and [`SocketError::NotASocket`], and the file remains; [`SocketError::Io`].
+pub async fn remove_stale_socket(path: &Path) -> Result<(), SocketError> {
+    let io_error = |step| move |source| SocketError::Io { path: path.display().to_string(), step, source };
+    let _directory_lock = lock_directory(path).await.map_err(io_error("lock its directory"))?;
+    remove_unused_file(path).await
+}
+
+/// Like [`remove_stale_socket`]; the directory must be locked.
+async fn remove_unused_file(path: &Path) -> Result<(), SocketError> {
     let path_text = || path.display().to_string();
     let io_error = |step| move |source| SocketError::Io { path: path.display().to_string(), step, source };
     match fs::symlink_metadata(path) {
@@ -282,7 +293,7 @@ async fn remove_stale_socket(path: &Path) -> Result<(), SocketError> {
     }
     match tokio::time::timeout(SETUP_TIMEOUT, UnixStream::connect(path)).await {
         Ok(Err(error)) if error.kind() == io::ErrorKind::ConnectionRefused => {
-            tracing::info!(socket = %path.display(), "replacing a stale socket");
+            tracing::info!(socket = %path.display(), "removing a stale socket");
             fs::remove_file(path).map_err(io_error("remove the stale socket"))
         }
         Ok(Err(error)) => Err(io_error("check for a listener")(error)),

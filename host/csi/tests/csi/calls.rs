@@ -73,6 +73,38 @@ async fn create_volume_sends_the_full_request() {
 }
 
 #[tokio::test]
+async fn topology_of_a_driver_without_the_capability_is_dropped() {
+    const LIST: &str = "/csi.v1.Controller/ListVolumes";
+    const GET: &str = "/csi.v1.Controller/ControllerGetVolume";
+    let driver = FakeCsiDriver::start();
+    let with_zone = || v1::Volume {
+        accessible_topology: vec![v1::Topology { segments: map(&[("zone", "a")]) }],
+        ..volume("v")
+    };
+    let entry = v1::list_volumes_response::Entry { volume: Some(with_zone()), status: None };
+    driver.set_reply(CREATE, created_reply(with_zone()));
+    driver.set_reply(
+        LIST,
+        message_reply(&v1::ListVolumesResponse { entries: vec![entry], next_token: String::new() }),
+    );
+    driver.set_reply(
+        GET,
+        message_reply(&v1::ControllerGetVolumeResponse { volume: Some(with_zone()), status: None }),
+    );
+    // The services CONTROLLER_SERVICE (1) and VOLUME_ACCESSIBILITY_CONSTRAINTS (2).
+    for (services, expected) in [(&[1][..], vec![]), (&[1, 2][..], vec![map(&[("zone", "a")])])] {
+        driver.set_plugin_capabilities(services, &[]);
+        let backend = driver.connect().await;
+        let created_volume = backend.create_volume(call(), create_request("a")).await.unwrap();
+        assert_eq!(created_volume.topology, expected, "CreateVolume, services {services:?}");
+        let page = backend.list_volumes(call(), PageRequest::default()).await.unwrap();
+        assert_eq!(page.volumes[0].volume.topology, expected, "ListVolumes, services {services:?}");
+        let status = backend.get_volume(call(), "v".into()).await.unwrap();
+        assert_eq!(status.volume.topology, expected, "ControllerGetVolume, services {services:?}");
+    }
+}
+
+#[tokio::test]
 async fn unsupported_calls_are_not_sent_to_the_driver() {
     let driver = FakeCsiDriver::start();
     driver.set_plugin_capabilities(&[1], &[]);
@@ -142,10 +174,13 @@ async fn unsupported_calls_are_not_sent_to_the_driver() {
     assert_final(backend.get_volume(call(), "v".into()).await.unwrap_err(), unimplemented);
     assert_final(backend.get_capacity(call(), CapacityQuery::default()).await.unwrap_err(), unimplemented);
     assert_eq!(driver.received(CREATE).len(), 0);
+    assert!(backend.creates_volumes());
     driver.set_controller_capabilities(&[]);
     let backend = driver.connect().await;
+    assert!(!backend.creates_volumes());
+    assert_final(backend.delete_volume(call(), "v".into()).await.unwrap_err(), unimplemented);
     assert_in_doubt(backend.create_volume(call(), create_request("a")).await.unwrap_err(), unimplemented);
-    assert_eq!(driver.received(CREATE).len(), 0);
+    assert_eq!((driver.received(CREATE).len(), driver.received(DELETE).len()), (0, 0));
 }
 
 #[tokio::test]

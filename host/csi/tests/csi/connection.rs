@@ -223,7 +223,7 @@ async fn calls_are_counted_under_the_sidecars_metric_names() {
     ] {
         let line = format!(
             "csi_sidecar_operations_seconds_count{{driver_name={driver:?},method_name={method:?},\
-             grpc_status_code={code:?}}} 1"
+             grpc_status_code={code:?},migrated=\"false\"}} 1"
         );
         assert!(lines.contains(&line), "{line}\n{lines:#?}");
     }

@@ -7,12 +7,13 @@ use cofferdam_backend::Backend;
 use cofferdam_domain::storage::{
     CapacityRange, ErrorKind, ExpandVolume,
     Finality::{self, Final, InProgress, Unknown},
+    PublishVolume,
 };
 use prost::Message as _;
 
 use crate::fake_driver::{
-    CREATE, DELETE, FakeCsiDriver, SHORT_DEADLINE, ScriptedReply, call, call_with_short_deadline,
-    connect_with_metrics, create_request, created_reply, grpc_frame, volume,
+    CREATE, DELETE, FakeCsiDriver, SHORT_DEADLINE, ScriptedReply, call, call_with_short_deadline, capability,
+    connect_with_metrics, create_request, created_reply, grpc_frame, message_reply, volume,
 };
 
 const EXPAND: &str = "/csi.v1.Controller/ControllerExpandVolume";
@@ -135,7 +136,8 @@ async fn deadline_is_sent_to_the_driver_and_enforced() {
     assert!(timeout <= SHORT_DEADLINE + Duration::from_millis(1), "{timeout:?}");
     let line = format!(
         "csi_sidecar_operations_seconds_count{{driver_name=\"fake.example\",method_name={CREATE:?},\
-         grpc_status_code=\"DeadlineExceeded\"}} 1"
+         grpc_status_code=\"DeadlineExceeded\",\
+         migrated=\"false\"}} 1"
     );
     assert!(metrics().contains(&line));
 
@@ -149,23 +151,63 @@ async fn deadline_is_sent_to_the_driver_and_enforced() {
 }
 
 #[tokio::test]
-async fn operation_in_doubt_allows_only_the_same_call() {
+async fn creation_in_doubt_admits_a_mended_request() {
     let driver = FakeCsiDriver::start();
     let backend = driver.connect().await;
     driver.queue_reply(CREATE, ScriptedReply::Hang);
     let error = backend.create_volume(call_with_short_deadline(), create_request("a")).await.unwrap_err();
     assert_eq!(error.finality, Unknown);
-    let mut different_request = create_request("a");
-    different_request.parameters.clear();
-    let error = backend.create_volume(call(), different_request).await.unwrap_err();
-    assert_eq!((error.kind, error.finality), (ErrorKind::Aborted, InProgress), "{error}");
-    assert_eq!(driver.received(CREATE).len(), 1, "no second call was sent");
+    let mut mended_request = create_request("a");
+    mended_request.parameters.clear();
+    driver.queue_reply(CREATE, ScriptedReply::Status(6, "other parameters"));
+    let error = backend.create_volume(call(), mended_request).await.unwrap_err();
+    assert_eq!((error.kind, error.finality), (ErrorKind::AlreadyExists, Final), "{error}");
     // The result of this attempt says nothing about the previous one.
     driver.queue_reply(CREATE, ScriptedReply::Status(13, "no"));
     let error = backend.create_volume(call(), create_request("a")).await.unwrap_err();
     assert_eq!((error.kind, error.finality), (ErrorKind::Internal, Unknown), "{error}");
     driver.queue_reply(CREATE, created_reply(volume("v")));
     assert!(backend.create_volume(call(), create_request("a")).await.is_ok());
+}
+
+/// As cinder-csi-plugin does (kubernetes/cloud-provider-openstack#1265): the expansion succeeds after the
+/// deadline, and every retry fails with Internal.
+#[tokio::test]
+async fn expansion_in_doubt_neither_blocks_publishing_nor_outlasts_a_final_error() {
+    const PUBLISH: &str = "/csi.v1.Controller/ControllerPublishVolume";
+    let driver = FakeCsiDriver::start();
+    let backend = driver.connect().await;
+    let expand = |call, bytes, capability| {
+        let capacity = CapacityRange { required: Some(bytes), limit: None };
+        backend.expand_volume(call, ExpandVolume { handle: "v".into(), capacity, capability })
+    };
+    let publish = |node: &str| {
+        let request = PublishVolume {
+            handle: "v".into(),
+            node_id: node.into(),
+            node_identities: Default::default(),
+            capability: capability(),
+            read_only: false,
+            context: Default::default(),
+        };
+        backend.publish_volume(call(), request)
+    };
+    let published = cofferdam_csi::v1::ControllerPublishVolumeResponse::default();
+    driver.set_reply(PUBLISH, message_reply(&published));
+    driver.queue_reply(EXPAND, ScriptedReply::Hang);
+    let error = expand(call_with_short_deadline(), 2, Some(capability())).await.unwrap_err();
+    assert_eq!((error.kind, error.finality), (ErrorKind::DeadlineExceeded, Unknown));
+    publish("node-2").await.unwrap();
+    let error = expand(call(), 3, Some(capability())).await.unwrap_err();
+    assert_eq!((error.kind, error.finality), (ErrorKind::Aborted, InProgress), "another size: {error}");
+    assert_eq!(driver.received(EXPAND).len(), 1);
+    // A user has changed the mount options of the PersistentVolume.
+    driver.set_reply(EXPAND, ScriptedReply::Status(13, "new size must be greater"));
+    let error = expand(call(), 2, None).await.unwrap_err();
+    assert_eq!((error.kind, error.finality), (ErrorKind::Internal, Final), "{error}");
+    let error = expand(call(), 3, Some(capability())).await.unwrap_err();
+    assert_eq!((error.kind, error.finality), (ErrorKind::Internal, Final), "another size: {error}");
+    assert_eq!(driver.received(EXPAND).len(), 3);
 }
 
 #[tokio::test]

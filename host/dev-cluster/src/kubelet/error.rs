@@ -1,6 +1,6 @@
 //! Errors of the simulated kubelet's operations. An error that a real kubelet has, too, has the same text.
 
-use cofferdam_cluster::ApiError;
+use cofferdam_cluster::{ApiError, SecretError};
 use cofferdam_domain::{ClaimKey, DriverName, PodKey, VolumeAttachmentName, VolumeName};
 use tonic::{Code, Status};
 
@@ -35,6 +35,9 @@ pub(crate) enum VolumeError {
     /// A request to the API server failed.
     #[error(transparent)]
     Api(#[from] ApiError),
+    /// A Secret cannot be read.
+    #[error(transparent)]
+    Secret(#[from] SecretError),
     /// The API server returned a claim that cannot be decoded.
     #[error("cannot decode claim {claim}: {message}")]
     InvalidClaim { claim: ClaimKey, message: String },

@@ -1,6 +1,7 @@
 //! Block devices: sysfs, content probing and loop devices.
 
 use std::{
+    ffi::OsString,
     fs::{self, File},
     io::{Read as _, Seek as _, SeekFrom},
     path::{Path, PathBuf},
@@ -15,7 +16,7 @@ use rustix::{
 use serde_json::Value;
 
 use super::{
-    mountinfo,
+    mountinfo::{self, MountTable},
     paths::{self, Result, errno_error},
     tools::{Tool, Tools},
 };
@@ -95,8 +96,8 @@ pub(super) fn by_stable_id(stable_id: &str) -> Result<DeviceInfo> {
 /// looked for only if there is no other user.
 fn device_users(device: &Device) -> Result<Vec<String>> {
     let mut users = Vec::new();
-    for line in mountinfo::read()?.into_iter().filter(|line| line.mount.device == device.number) {
-        users.push(format!("mounted at {}", line.mount_path));
+    for entry in MountTable::read()?.entries().iter().filter(|entry| entry.mount.device == device.number) {
+        users.push(format!("mounted at {}", entry.mount_path.to_string_lossy()));
     }
     let sysfs = sysfs_path(device.number);
     let entries = |path: &Path| -> Result<Vec<PathBuf>> {
@@ -112,13 +113,12 @@ fn device_users(device: &Device) -> Result<Vec<String>> {
     for holder in entries(&sysfs.join("holders"))? {
         users.push(format!("held by {}", holder.file_name().unwrap_or_default().to_string_lossy()));
     }
-    let swaps = read_trimmed(Path::new("/proc/swaps")).unwrap_or_default();
-    let is_same_device = |path: &str| {
-        let opened = open(path, OFlags::PATH | OFlags::CLOEXEC, Mode::empty()).ok();
+    let is_same_device = |path: &OsString| {
+        let opened = open(path.as_os_str(), OFlags::PATH | OFlags::CLOEXEC, Mode::empty()).ok();
         let stat = opened.and_then(|opened| rustix::fs::fstat(opened).ok());
         stat.is_some_and(|stat| paths::path_kind(&stat) == PathKind::Device(device.number))
     };
-    if swaps.lines().skip(1).filter_map(|line| line.split_whitespace().next()).any(is_same_device) {
+    if swap_paths()?.iter().any(is_same_device) {
         users.push("swap".to_owned());
     }
     if users.is_empty() {
@@ -130,6 +130,23 @@ fn device_users(device: &Device) -> Result<Vec<String>> {
         }
     }
     Ok(users)
+}
+
+/// Returns the paths of the active swap areas.
+fn swap_paths() -> Result<Vec<OsString>> {
+    match fs::read("/proc/swaps") {
+        // A kernel without swap.
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(Vec::new()),
+        Err(error) => Err(failed_error(format_args!("/proc/swaps: {error}"))),
+        Ok(table) => Ok(parse_swaps(&table)),
+    }
+}
+
+/// Parses `/proc/swaps`: a header, then one area per line, whose first field is a path with octal escapes.
+fn parse_swaps(table: &[u8]) -> Vec<OsString> {
+    let lines = table.split(|byte| *byte == b'\n').skip(1);
+    let paths = lines.filter_map(|line| line.split(u8::is_ascii_whitespace).next());
+    paths.filter(|path| !path.is_empty()).map(mountinfo::unescape).collect()
 }
 
 /// Probes the content of a device.
@@ -215,4 +232,24 @@ pub(super) fn detach_loop(tools: &Tools, device: &Device) -> Result<()> {
     Err(failed_error(format_args!(
         "{device} is still in use; the kernel detaches it when its last user closes it"
     )))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::ffi::OsStrExt as _;
+
+    use super::*;
+
+    #[test]
+    fn swap_paths_are_parsed_as_bytes() {
+        let table = b"Filename\t\t\t\tType\t\tSize\t\tUsed\t\tPriority\n\
+            /swap\xff                                   file\t\t1024\t\t0\t\t-2\n\
+            /my\\040swap\\040(deleted)                     file\t\t1024\t\t0\t\t-3\n\
+            /dev/sda2                               partition\t1024\t\t0\t\t-4\n";
+        let paths = parse_swaps(table);
+        let paths: Vec<&[u8]> = paths.iter().map(|path| path.as_bytes()).collect();
+        assert_eq!(paths, [&b"/swap\xff"[..], b"/my swap (deleted)", b"/dev/sda2"]);
+        assert!(parse_swaps(b"").is_empty());
+        assert!(swap_paths().is_ok());
+    }
 }

@@ -9,7 +9,7 @@ mod paths;
 mod records;
 mod tools;
 
-use std::path::Path;
+use std::{ffi::OsStr, path::Path};
 
 use rustix::{
     fs::{AtFlags, Mode, OFlags, fstatvfs, mkdirat, openat, unlinkat},
@@ -30,6 +30,7 @@ use crate::{
 };
 
 pub use error::MounterSetupError;
+use mountinfo::MountTable;
 use paths::{Result, errno_error};
 use records::RecordStore;
 use tools::{Tool, Tools};
@@ -60,8 +61,8 @@ impl Mounter for LinuxMounter {
         };
         let stat = paths::stat(path, &opened)?;
         let mount_path = paths::canonical_path(path)?;
-        let entries = mountinfo::read()?.into_iter().filter(|line| line.mount_path == mount_path);
-        let mounts = entries.map(|line| line.mount).collect();
+        let table = MountTable::read()?;
+        let mounts = table.at(&mount_path)?.into_iter().map(|entry| entry.mount.clone()).collect();
         Ok(Some(PathInfo { kind: paths::path_kind(&stat), id: paths::file_id(&stat), mounts }))
     }
 
@@ -245,7 +246,11 @@ impl Mounter for LinuxMounter {
             // xfs_growfs requires the mount path as listed in mountinfo.
             Filesystem::Xfs => self
                 .tools
-                .run_checked(Tool::XfsGrowfs, &["-d", &paths::canonical_path(path)?], &[0])
+                .run_checked(
+                    Tool::XfsGrowfs,
+                    &[OsStr::new("-d"), paths::canonical_path(path)?.as_os_str()],
+                    &[0],
+                )
                 .map(drop),
         }
     }

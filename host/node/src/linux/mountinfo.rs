@@ -1,4 +1,13 @@
 //! Parser of `/proc/<pid>/mountinfo`.
+//!
+//! Paths are bytes. The kernel escapes only blanks, tabs, line feeds, backslashes and `#` in them, and a pod
+//! without privileges can have kubelet mount a directory whose name is not UTF-8 (`subPath`). One line that
+//! cannot be read therefore must not fail queries about other paths.
+
+use std::{
+    ffi::{OsStr, OsString},
+    os::unix::ffi::OsStringExt as _,
+};
 
 use super::paths::Result;
 use crate::{
@@ -10,88 +19,169 @@ use crate::{
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct MountInfoEntry {
     /// The mount path.
-    pub(super) mount_path: String,
+    pub(super) mount_path: OsString,
     /// The root of the mount within its filesystem.
-    pub(super) fs_root: String,
+    pub(super) fs_root: OsString,
     pub(super) mount: MountPoint,
 }
 
-/// Reads all mounts of this process's namespace. Later entries are on top of earlier ones at the same path.
-pub(super) fn read() -> Result<Vec<MountInfoEntry>> {
-    let text = std::fs::read_to_string("/proc/thread-self/mountinfo")
-        .map_err(|error| MounterError::Failed(format!("mountinfo: {error}")))?;
-    text.lines().map(|line| parse(line).ok_or_else(|| parse_error(line))).collect()
+/// A line that cannot be read.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct UnreadableLine {
+    /// The mount path, if the line has this field.
+    mount_path: Option<OsString>,
+    line: Vec<u8>,
 }
 
-fn parse_error(line: &str) -> MounterError {
-    MounterError::Failed(format!("mountinfo has an invalid line: {line:?}"))
+/// All mounts of a mount namespace. Later entries are on top of earlier ones at the same path.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct MountTable {
+    entries: Vec<MountInfoEntry>,
+    unreadable_lines: Vec<UnreadableLine>,
 }
 
-fn parse(line: &str) -> Option<MountInfoEntry> {
-    let (mount_fields, filesystem_fields) = line.split_once(" - ")?;
-    let mut mount_fields = mount_fields.split(' ').skip(2);
+impl MountTable {
+    /// Reads all mounts of this process's namespace.
+    pub(super) fn read() -> Result<Self> {
+        let bytes = std::fs::read("/proc/thread-self/mountinfo")
+            .map_err(|error| MounterError::Failed(format!("mountinfo: {error}")))?;
+        Ok(Self::parse(&bytes))
+    }
+
+    fn parse(bytes: &[u8]) -> Self {
+        let mut table = Self::default();
+        for line in bytes.split(|byte| *byte == b'\n').filter(|line| !line.is_empty()) {
+            match parse_line(line) {
+                Some(entry) => table.entries.push(entry),
+                None => table.unreadable_lines.push(UnreadableLine {
+                    mount_path: line.split(|byte| *byte == b' ').nth(4).map(unescape),
+                    line: line.to_owned(),
+                }),
+            }
+        }
+        table
+    }
+
+    /// Returns all entries, except those whose lines cannot be read.
+    pub(super) fn entries(&self) -> &[MountInfoEntry] {
+        &self.entries
+    }
+
+    /// Returns the mounts at a path. The last one is on top.
+    ///
+    /// # Errors
+    /// A line of this path cannot be read. Such lines of other paths are ignored.
+    pub(super) fn at(&self, path: &OsStr) -> Result<Vec<&MountInfoEntry>> {
+        let unreadable = self.unreadable_lines.iter().find(|line| line.mount_path.as_deref() == Some(path));
+        if let Some(UnreadableLine { line, .. }) = unreadable {
+            let line = String::from_utf8_lossy(line);
+            return Err(MounterError::Failed(format!("mountinfo has an invalid line: {line:?}")));
+        }
+        Ok(self.entries.iter().filter(|entry| entry.mount_path == path).collect())
+    }
+}
+
+fn parse_line(line: &[u8]) -> Option<MountInfoEntry> {
+    let mut fields = line.split(|byte| *byte == b' ').skip(2);
     let (device, root, mount_path, options) =
-        (mount_fields.next()?, mount_fields.next()?, mount_fields.next()?, mount_fields.next()?);
-    let mut filesystem_fields = filesystem_fields.split(' ');
-    let (fs_type, source) = (filesystem_fields.next()?, filesystem_fields.next()?);
-    let super_options = filesystem_fields.next().unwrap_or_default();
-    let (major, minor) = device.split_once(':')?;
-    let has = |name| options.split(',').any(|option| option == name);
+        (fields.next()?, fields.next()?, fields.next()?, fields.next()?);
+    // A field "-" ends the optional fields.
+    fields.find(|field| *field == b"-")?;
+    let (fs_type, source) = (fields.next()?, fields.next()?);
+    let super_options = fields.next().unwrap_or_default();
+    let (major, minor) = std::str::from_utf8(device).ok()?.split_once(':')?;
     let mount = MountPoint {
-        fs_type: fs_type.to_owned(),
-        source: unescape(source),
+        fs_type: String::from_utf8_lossy(fs_type).into_owned(),
+        source: unescape(source).to_string_lossy().into_owned(),
         device: (major.parse().ok()?, minor.parse().ok()?),
         attributes: MountAttributes {
-            read_only: has("ro"),
-            no_suid: has("nosuid"),
-            no_devices: has("nodev"),
-            no_exec: has("noexec"),
+            read_only: has_option(options, b"ro"),
+            no_suid: has_option(options, b"nosuid"),
+            no_devices: has_option(options, b"nodev"),
+            no_exec: has_option(options, b"noexec"),
         },
-        filesystem_read_only: super_options.split(',').any(|option| option == "ro"),
+        filesystem_read_only: has_option(super_options, b"ro"),
     };
     Some(MountInfoEntry { mount_path: unescape(mount_path), fs_root: unescape(root), mount })
 }
 
-/// Decodes octal escapes.
-fn unescape(text: &str) -> String {
-    let mut bytes = Vec::with_capacity(text.len());
-    let mut rest = text.as_bytes();
+fn has_option(options: &[u8], name: &[u8]) -> bool {
+    options.split(|byte| *byte == b',').any(|option| option == name)
+}
+
+/// Decodes octal escapes, which `/proc/swaps` has too.
+pub(super) fn unescape(field: &[u8]) -> OsString {
+    let mut bytes = Vec::with_capacity(field.len());
+    let mut rest = field;
     while let Some((first, after)) = rest.split_first() {
         let octal = after.get(..3).and_then(|digits| std::str::from_utf8(digits).ok());
         let byte = octal.filter(|_| *first == b'\\').and_then(|digits| u8::from_str_radix(digits, 8).ok());
         bytes.push(byte.unwrap_or(*first));
         rest = if byte.is_some() { after.get(3..).unwrap_or_default() } else { after };
     }
-    String::from_utf8_lossy(&bytes).into_owned()
+    OsString::from_vec(bytes)
 }
 
 #[cfg(test)]
 mod tests {
+    use std::os::unix::ffi::OsStrExt as _;
+
     use super::*;
 
     #[test]
     fn mountinfo_lines_are_parsed() {
-        let line = parse(
-            "36 35 98:0 /mnt1 /a\\040b/c ro,nosuid,noatime master:1 shared:2 - ext3 \
-             /dev/root rw,errors=continue",
+        let line = parse_line(
+            b"36 35 98:0 /mnt1 /a\\040b/c ro,nosuid,noatime master:1 shared:2 - ext3 \
+              /dev/root rw,errors=continue",
         );
         let line = line.unwrap();
-        assert_eq!((line.mount_path.as_str(), line.fs_root.as_str()), ("/a b/c", "/mnt1"));
+        assert_eq!((line.mount_path.to_str(), line.fs_root.to_str()), (Some("/a b/c"), Some("/mnt1")));
         assert_eq!((line.mount.fs_type.as_str(), line.mount.device), ("ext3", (98, 0)));
+        assert_eq!(line.mount.source, "/dev/root");
         assert!(line.mount.attributes.read_only && line.mount.attributes.no_suid);
         assert!(!line.mount.attributes.no_devices && !line.mount.filesystem_read_only);
         assert!(
-            parse("36 35 98:0 / / rw - tmpfs  ro").unwrap().mount.filesystem_read_only,
+            parse_line(b"36 35 98:0 / / rw - tmpfs  ro").unwrap().mount.filesystem_read_only,
             "an empty source"
         );
-        for bad in ["", "a - b", "36 35 98 / / rw - ext4 x rw"] {
-            assert_eq!(parse(bad), None, "{bad}");
+        for bad in ["", "a - b", "36 35 98 / / rw - ext4 x rw", "36 35 98:0 / / rw shared:1 ext4 x rw"] {
+            assert_eq!(parse_line(bad.as_bytes()), None, "{bad}");
         }
-        assert_eq!(unescape(r"a\134b\0"), r"a\b\0");
+        assert_eq!(unescape(br"a\134b\0"), r"a\b\0");
+    }
+
+    #[test]
+    fn paths_that_are_not_utf8_are_parsed_as_bytes() {
+        let table = MountTable::parse(
+            b"36 35 98:0 /\xff /mnt rw - ext4 /dev/x rw\n37 35 0:9 / /a rw - tmpfs t rw\n\
+              38 35 0:9 / /\xfe\\040b rw - tmpfs t rw\n",
+        );
+        let paths: Vec<&[u8]> = table.entries().iter().map(|entry| entry.mount_path.as_bytes()).collect();
+        assert_eq!(paths, [&b"/mnt"[..], b"/a", b"/\xfe b"]);
+        assert_eq!(table.entries()[0].fs_root.as_bytes(), b"/\xff");
+        assert_eq!(table.at(OsStr::new("/a")).unwrap().len(), 1);
+        assert_eq!(table.at(OsStr::from_bytes(b"/\xfe b")).unwrap().len(), 1);
+        // Bytes, not the characters that replace them in messages.
+        assert_eq!(table.at(OsStr::new("/\u{fffd} b")).unwrap().len(), 0);
+    }
+
+    #[test]
+    fn an_unreadable_line_fails_only_queries_about_its_path() {
+        let table = MountTable::parse(
+            b"36 35 98:0 / /a rw - ext4 /dev/x rw\n37 35 none / /b\\040c rw - ext4 /dev/x rw\nshort\n\
+              38 35 98:0 / /a rw,nosuid - ext4 /dev/x rw\n",
+        );
+        assert_eq!(table.entries().len(), 2);
+        let at_a = table.at(OsStr::new("/a")).unwrap();
+        assert!(at_a.last().unwrap().mount.attributes.no_suid, "the last one is on top");
+        let error = table.at(OsStr::new("/b c")).unwrap_err().to_string();
+        assert!(error.contains("37 35 none"), "{error}");
     }
 
     #[test]
     fn own_mountinfo_contains_the_root_mount() {
-        assert!(read().unwrap().iter().any(|line| line.mount_path == "/"));
+        let table = MountTable::read().unwrap();
+        assert_eq!(table.unreadable_lines, []);
+        assert!(!table.at(OsStr::new("/")).unwrap().is_empty());
     }
 }

@@ -2,6 +2,8 @@
 //! which take paths, use `/proc/self/fd`. The target is opened below its kubelet root without following
 //! symbolic links; for an unmount, the target's parent directory is.
 
+use std::{borrow::Cow, os::unix::ffi::OsStrExt as _};
+
 use rustix::{
     fd::OwnedFd,
     io::Errno,
@@ -13,7 +15,7 @@ use rustix::{
 };
 
 use super::{
-    mountinfo,
+    mountinfo::{MountInfoEntry, MountTable},
     paths::{self, Result, errno_error},
 };
 use crate::{
@@ -116,7 +118,8 @@ pub(super) fn bind(from: &OwnedFd, path: &KubeletPath) -> Result<()> {
 /// included.
 pub(super) fn restrict(path: &KubeletPath, attributes: MountAttributes) -> Result<()> {
     let mount_path = paths::canonical_path(path)?;
-    let top = mountinfo::read()?.into_iter().rfind(|line| line.mount_path == mount_path);
+    let table = MountTable::read()?;
+    let top = table.at(&mount_path)?.pop();
     let current =
         top.ok_or_else(|| MounterError::NotFound(format!("nothing is mounted at {path}")))?.mount.attributes;
     let mut flags = MountFlags::BIND;
@@ -140,14 +143,17 @@ pub(super) fn unmount(kubelet_path: &KubeletPath) -> Result<()> {
 /// mounted elsewhere.
 pub(super) fn mount_refs(path: &KubeletPath) -> Result<Vec<String>> {
     let mount_path = paths::canonical_path(path)?;
-    let root = mount_path.strip_suffix(path.relative_path().as_str()).unwrap_or(&mount_path).to_owned();
-    let lines = mountinfo::read()?;
-    let Some(top) = lines.iter().rfind(|line| line.mount_path == mount_path) else { return Ok(Vec::new()) };
-    let same = |line: &&mountinfo::MountInfoEntry| {
-        line.mount.device == top.mount.device
-            && line.fs_root == top.fs_root
-            && line.mount_path != mount_path
-            && line.mount_path.starts_with(&root)
+    let mount_path_bytes = mount_path.as_bytes();
+    let relative_path = path.relative_path().as_str().as_bytes();
+    let root = mount_path_bytes.strip_suffix(relative_path).unwrap_or(mount_path_bytes);
+    let table = MountTable::read()?;
+    let Some(top) = table.at(&mount_path)?.pop() else { return Ok(Vec::new()) };
+    let same = |entry: &&MountInfoEntry| {
+        entry.mount.device == top.mount.device
+            && entry.fs_root == top.fs_root
+            && entry.mount_path != mount_path
+            && entry.mount_path.as_bytes().starts_with(root)
     };
-    Ok(lines.iter().filter(same).map(|line| line.mount_path.clone()).collect())
+    let paths = table.entries().iter().filter(same).map(|entry| entry.mount_path.to_string_lossy());
+    Ok(paths.map(Cow::into_owned).collect())
 }

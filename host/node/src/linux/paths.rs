@@ -1,6 +1,8 @@
 //! Opening of paths: relative to the root's descriptor, below it, without following symbolic links. Only the
 //! root's own path may contain symbolic links.
 
+use std::ffi::OsString;
+
 use rustix::{
     fd::{AsFd, OwnedFd},
     fs::{FileType, Mode, OFlags, ResolveFlags, Stat, fstat, open, openat2},
@@ -84,13 +86,13 @@ pub(super) fn open_directory(path: &KubeletPath) -> Result<OwnedFd> {
 }
 
 /// Returns the path as mountinfo shows it: with symbolic links in the root resolved.
-pub(super) fn canonical_path(path: &KubeletPath) -> Result<String> {
+pub(super) fn canonical_path(path: &KubeletPath) -> Result<OsString> {
     let root = std::fs::canonicalize(path.root())
         .map_err(|error| MounterError::Failed(format!("{}: {error}", path.root())))?;
-    match root.to_str() {
-        Some(root) => Ok(format!("{root}/{}", path.relative_path().as_str())),
-        None => Err(MounterError::Failed(format!("{} is not UTF-8", path.root()))),
-    }
+    let mut canonical = root.into_os_string();
+    canonical.push("/");
+    canonical.push(path.relative_path().as_str());
+    Ok(canonical)
 }
 
 /// Returns the `/proc` path of a descriptor, which resolves to the open file itself.

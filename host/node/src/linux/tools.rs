@@ -3,6 +3,7 @@
 
 use std::{
     collections::BTreeMap,
+    ffi::OsStr,
     path::{Path, PathBuf},
     process::{Command, Stdio},
 };
@@ -87,7 +88,7 @@ impl Tools {
 
     /// Runs a tool and waits until it ends, without a timeout. Fails if the tool was not located or cannot be
     /// started, but not because of its exit code or a signal.
-    pub(super) fn run(&self, tool: Tool, arguments: &[&str]) -> Result<ToolOutput> {
+    pub(super) fn run<A: AsRef<OsStr>>(&self, tool: Tool, arguments: &[A]) -> Result<ToolOutput> {
         let name = tool.name();
         let tool_error = |problem: String| MounterError::Failed(format!("{name}: {problem}"));
         let path = self.0.get(&tool).ok_or_else(|| tool_error("not located at start".to_owned()))?;
@@ -112,7 +113,12 @@ impl Tools {
     }
 
     /// Runs a tool and returns its standard output. Fails unless the exit code is one of `codes`.
-    pub(super) fn run_checked(&self, tool: Tool, arguments: &[&str], codes: &[i32]) -> Result<String> {
+    pub(super) fn run_checked<A: AsRef<OsStr>>(
+        &self,
+        tool: Tool,
+        arguments: &[A],
+        codes: &[i32],
+    ) -> Result<String> {
         let output = self.run(tool, arguments)?;
         if output.exit_code.is_some_and(|code| codes.contains(&code)) {
             return Ok(output.stdout);

@@ -10,6 +10,7 @@ use cofferdam_csi::v1::{
 use cofferdam_domain::{
     Quantity,
     storage::{AccessType, CsiAccessMode, ErrorKind, VolumeCapability, connection_info},
+    text::printable,
 };
 use tonic::{Code, Status};
 
@@ -36,7 +37,7 @@ const SIZE_KEY: &str = "size";
 const INLINE_PREFIX: &str = "csi-";
 const INLINE_DIGEST_LEN: usize = 64;
 
-/// Converts an error to a gRPC status.
+/// Converts an error to a gRPC status. kubelet shows its message in an event of the pod.
 pub(super) fn status(error: &NodeError) -> Status {
     let code = match error.kind() {
         ErrorKind::InvalidArgument => Code::InvalidArgument,
@@ -56,7 +57,7 @@ pub(super) fn status(error: &NodeError) -> Status {
         | ErrorKind::DataLoss
         | ErrorKind::Unknown => Code::Internal,
     };
-    Status::new(code, error.to_string())
+    Status::new(code, printable(&error.to_string()))
 }
 
 pub(super) fn check_required(field: &str, value: &str) -> Result<()> {
@@ -230,5 +231,17 @@ fn inline_size(
         None => Err(Status::invalid_argument(format!(
             "size is {size:?}: expected a quantity of bytes, such as 64Mi"
         ))),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn messages_of_responses_have_no_control_and_format_characters() {
+        let error = NodeError::NotFound("/srv/a\u{1b}[2J\u{202e}b\n does not exist".to_owned());
+        let status = status(&error);
+        assert_eq!((status.code(), status.message()), (Code::NotFound, "/srv/a [2J b  does not exist"));
     }
 }

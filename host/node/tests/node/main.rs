@@ -1,5 +1,5 @@
 //! Tests of the node plugin: CSI calls on a fake host, with rejections, concurrent calls, random input,
-//! failed effects, crashes and reboots; and the registration with kubelet.
+//! failed effects, crashes and reboots; on the mounts of this machine; and the registration with kubelet.
 #![expect(clippy::unwrap_used, reason = "tests: a failed step fails the test")]
 #![expect(clippy::indexing_slicing, reason = "tests: a missing item fails the test")]
 
@@ -8,6 +8,8 @@ mod concurrency;
 mod crashes;
 mod fault_injection;
 mod fuzz;
+#[cfg(target_os = "linux")]
+mod linux;
 mod policy;
 mod registrar;
 mod requests;

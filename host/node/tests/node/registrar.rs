@@ -78,6 +78,42 @@ async fn probe_fails_without_a_listener_or_a_response() {
     assert!(matches!(with_short_timeout.probe().await, Err(ProbeError::Timeout { .. })));
 }
 
+/// kubelet keeps the registration of a socket that exists, and rejects the same driver on another socket.
+#[tokio::test]
+async fn a_stale_socket_of_node_driver_registrar_is_removed_at_start() {
+    let directory = tempfile::TempDir::new().unwrap();
+    let at = |name: &str| directory.path().join(name);
+    let make_stale_socket = |name: &str| drop(std::os::unix::net::UnixListener::bind(at(name)).unwrap());
+    make_stale_socket("killed.example.com-reg.sock");
+    let _listener = std::os::unix::net::UnixListener::bind(at("running.example.com-reg.sock")).unwrap();
+    std::fs::write(at("file.example.com-reg.sock"), "content").unwrap();
+    make_stale_socket("target.sock");
+    std::os::unix::fs::symlink(at("target.sock"), at("link.example.com-reg.sock")).unwrap();
+    make_stale_socket("other.killed.example.com-reg.sock");
+    for (driver, is_removed) in [
+        ("killed.example.com", true),
+        ("running.example.com", false),
+        ("file.example.com", false),
+        ("link.example.com", false),
+    ] {
+        let registrar = Arc::new(Registrar::new(driver.to_owned(), "/x".to_owned(), directory.path()));
+        let (stop, mut state) = (CancellationToken::new(), registrar.state());
+        let server_task = tokio::spawn({
+            let (registrar, stop) = (Arc::clone(&registrar), stop.clone());
+            async move { registrar.serve(&ServerMetrics::default(), stop).await }
+        });
+        // The registrar sets the state after it has bound its own socket.
+        timeout(TEST_TIMEOUT, state.changed()).await.unwrap().unwrap();
+        assert!(at(&format!("{driver}@reg.sock")).exists(), "{driver}");
+        let remains = at(&format!("{driver}-reg.sock")).symlink_metadata().is_ok();
+        assert_eq!(remains, !is_removed, "{driver}");
+        stop.cancel();
+        timeout(TEST_TIMEOUT, server_task).await.unwrap().unwrap().unwrap();
+    }
+    assert!(at("target.sock").exists() && at("other.killed.example.com-reg.sock").exists());
+    assert_eq!(std::fs::read_to_string(at("file.example.com-reg.sock")).unwrap(), "content");
+}
+
 /// `/proc` takes no sockets, even from root; neither does a file or a missing directory.
 #[tokio::test]
 async fn unusable_plugin_directory_is_named_in_the_error() {

@@ -35,7 +35,7 @@ pub(crate) fn options(settings: &[(&str, &str)], only: &[&str]) -> SuiteOptions 
     grants.insert(Grant::Http);
     let settings = settings.iter().map(|(key, value)| ((*key).to_owned(), (*value).to_owned())).collect();
     SuiteOptions {
-        config: BackendConfig { settings, http, grants, ..BackendConfig::default() },
+        config: BackendConfig { settings, http, grants, class_secrets: true, ..BackendConfig::default() },
         mutable_parameters: [("iops".to_owned(), "100".to_owned())].into(),
         retry_timeout: patience,
         secrets: setting("secret").map(|name| (name.to_owned(), Secret::new("x"))).into_iter().collect(),

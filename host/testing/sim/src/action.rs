@@ -13,6 +13,11 @@ pub enum UserAction {
     Delete(&'static str),
     /// Merge-patches the object at this path.
     Patch(&'static str, Value),
+    /// Annotates the ConfigMaps of the intent journal: an operator confirms for each intent that the driver
+    /// has no volume.
+    ConfirmNoVolume,
+    /// The storage array is repaired: see [`Scenario::failing_tiers`](crate::Scenario::failing_tiers).
+    Repair,
     /// Saves the state of the cluster, but not that of the storage array.
     Backup,
     /// Restores the state of the cluster that the last [`Backup`](Self::Backup) saved.

@@ -2,23 +2,28 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet, VecDeque},
+    marker::PhantomData,
     sync::Arc,
     time::Duration,
 };
 
-use cofferdam_backend::{Backend, Call, unimplemented};
+use cofferdam_backend::{
+    Backend, BackendFuture, BackendMetrics, Call, CallContext, CallRunner, CallSpec, ConcurrencyLimit,
+    ContractViolation, Exchange, Overloaded, Redactor, in_flight::OperationConflict, unimplemented,
+};
 use cofferdam_controllers::rbac::NodeTopologySource;
 use cofferdam_domain::{
     NodeId, Quantity, VolumeHandle, names,
     storage::{
-        Ability, Capacity, CapacityQuery, ConnectionInfo, CreateVolume, CreatedVolume, CsiAccessMode,
-        Description, ErrorKind, ExpandVolume, ExpandedVolume, Feature, Finality, PageRequest, Parameters,
-        Placement, PublishVolume, Readiness, Segments, StorageError, ValidateVolume, Validation, VolumePage,
-        VolumeStatus,
+        Ability, AccessType, Capacity, CapacityQuery, CapacityRange, ConnectionInfo, CreateVolume,
+        CreatedVolume, CsiAccessMode, Description, ErrorKind, ExpandVolume, ExpandedVolume, Feature,
+        Finality, PageRequest, Parameters, Placement, PublishVolume, Readiness, Secrets, Segments,
+        StorageError, ValidateVolume, Validation, VolumePage, VolumeStatus,
     },
 };
 use futures::future::BoxFuture;
 use parking_lot::{Mutex, MutexGuard};
+use tokio::time::Instant;
 
 use crate::{
     action::UserAction,
@@ -53,6 +58,22 @@ pub enum DriverFault {
 }
 
 impl DriverFault {
+    /// Returns true if the fault is a final error that excludes that an earlier attempt has had an effect.
+    fn is_conclusive_refusal(&self) -> bool {
+        match self {
+            Self::Refuse(kind) => !kind.is_inconclusive(),
+            Self::ConcurrentActionThen(_, then) | Self::StaleWatchesThen(then) => {
+                then.is_conclusive_refusal()
+            }
+            Self::LostRequest
+            | Self::LostResponse
+            | Self::Slow(_)
+            | Self::ConcurrentAction(_)
+            | Self::WrongSize(_)
+            | Self::Reverted => false,
+        }
+    }
+
     /// Returns true if the fault is a final error that the driver reports.
     fn is_refusal(&self) -> bool {
         match self {
@@ -120,6 +141,8 @@ pub struct ResizingBehavior {
     pub unsupported: bool,
     /// Expansion also requires a node expansion.
     pub node_expansion_required: bool,
+    /// Expand calls fail with a final `Internal` while the volume is published to no node.
+    pub expands_published_only: bool,
     /// Faults of expand calls: one for each call, in order. Later calls have no fault.
     pub expand_faults: Vec<DriverFault>,
     /// Faults of modify calls: one for each call, in order. Later calls have no fault.
@@ -146,6 +169,8 @@ type VolumeOnNode = (String, String);
 
 #[derive(Default)]
 struct Array {
+    /// The driver does not have CREATE_DELETE_VOLUME.
+    lacks_create_delete: bool,
     volumes: BTreeMap<String, ArrayVolume>,
     create_faults: VecDeque<DriverFault>,
     delete_faults: VecDeque<DriverFault>,
@@ -153,8 +178,9 @@ struct Array {
     supports_publish: bool,
     publish_faults: VecDeque<DriverFault>,
     unpublish_faults: VecDeque<DriverFault>,
+    /// Publish requests that have taken effect, without mount options.
     published: BTreeMap<VolumeOnNode, PublishVolume>,
-    /// Publish requests that have taken effect or still may.
+    /// Publish requests that have taken effect or still may, without mount options.
     publish_requests: BTreeMap<VolumeOnNode, PublishVolume>,
     /// Handles of volumes that were published although no create call created them. They stay after unpublish
     /// calls; ListVolumes returns them, too.
@@ -162,12 +188,13 @@ struct Array {
     supports_resize: bool,
     /// Expansion also requires a node expansion.
     node_expansion_required: bool,
+    expands_published_only: bool,
     expand_faults: VecDeque<DriverFault>,
     modify_faults: VecDeque<DriverFault>,
     /// Sizes of expanded volumes, by handle.
     sizes: BTreeMap<String, u64>,
-    /// Expand requests that may still take effect, by handle.
-    pending_expansions: BTreeMap<String, ExpandVolume>,
+    /// Sizes of expand requests that may still take effect, by handle.
+    pending_expansions: BTreeMap<String, CapacityRange>,
     /// Parameters of modify requests that may still take effect, by handle.
     pending_modifications: BTreeMap<String, Parameters>,
     /// Handles of the volumes with an expand or modify call in progress.
@@ -177,9 +204,12 @@ struct Array {
     calls: Vec<String>,
     completed_calls: usize,
     violations: Vec<String>,
-    /// Create requests that have taken effect or still may, by the key of `volumes`. They stay until a
-    /// refusal or a deletion. A repeated request must have the same arguments.
-    pending_creates: BTreeMap<String, CreateVolume>,
+    /// Create requests that have taken effect or still may, by the key of `volumes`. They stay until an error
+    /// that shows that they had no effect, or until a deletion. If there are several, with different
+    /// arguments, all must be in the intent journal.
+    pending_creates: BTreeMap<String, Vec<CreateVolume>>,
+    /// Values of the parameter `tier` for which create calls without a fault fail with a final `Internal`.
+    failing_tiers: &'static [&'static str],
 }
 
 /// The simulation's wall clock.
@@ -188,11 +218,15 @@ pub type Clock = Arc<dyn Fn() -> jiff::Timestamp + Send + Sync>;
 /// Performs a user action. Completes when every process has seen the change.
 pub(crate) type UserActionHandler = Arc<dyn Fn(UserAction) -> BoxFuture<'static, ()> + Send + Sync>;
 
+/// Reads the requests that the intent journals contain now.
+pub(crate) type JournalReader = Arc<dyn Fn() -> BoxFuture<'static, Vec<CreateVolume>> + Send + Sync>;
+
 /// The scripted array with its driver, shared by all processes of a simulation.
 #[derive(Clone)]
 pub struct ScriptedDriver {
     array: Arc<Mutex<Array>>,
     user_actions: UserActionHandler,
+    journal: JournalReader,
     clock: Clock,
 }
 
@@ -201,6 +235,7 @@ impl ScriptedDriver {
         create_faults: Vec<DriverFault>,
         delete_faults: Vec<DriverFault>,
         user_actions: UserActionHandler,
+        journal: JournalReader,
         clock: Clock,
     ) -> Self {
         let array = Array {
@@ -210,7 +245,7 @@ impl ScriptedDriver {
             supports_resize: true,
             ..Array::default()
         };
-        Self { array: Arc::new(Mutex::new(array)), user_actions, clock }
+        Self { array: Arc::new(Mutex::new(array)), user_actions, journal, clock }
     }
 
     /// Enables ListVolumes. Each call has the next of `faults`; further calls have no fault.
@@ -228,9 +263,21 @@ impl ScriptedDriver {
         array.unpublish_faults = publishing.unpublish_faults.into();
     }
 
+    /// Sets whether the driver has CREATE_DELETE_VOLUME. Processes that are running do not notice a change.
+    pub fn set_create_delete(&self, has_create_delete: bool) {
+        self.lock().lacks_create_delete = !has_create_delete;
+    }
+
+    /// Sets the values of the parameter `tier` for which create calls without a fault fail with a final
+    /// `Internal`.
+    pub fn set_failing_tiers(&self, tiers: &'static [&'static str]) {
+        self.lock().failing_tiers = tiers;
+    }
+
     /// Sets the expand and modify behavior.
     pub fn set_resizing(&self, resizing: ResizingBehavior) {
         let mut array = self.lock();
+        array.expands_published_only = resizing.expands_published_only;
         (array.supports_resize, array.node_expansion_required) =
             (!resizing.unsupported, resizing.node_expansion_required);
         array.expand_faults = resizing.expand_faults.into();
@@ -279,7 +326,8 @@ impl ScriptedDriver {
 
     /// Every create, delete, publish, unpublish, expand and modify call of the processes, in order, such as
     /// `create pvc-UID`, with the volume's name, or `delete handle-pvc-UID`. Calls with a fault are included,
-    /// also those with a lost request.
+    /// also those with a lost request. A create call shows its parameter `tier` if it is not `fast`. A call
+    /// with secrets ends with ` with key=value` for each.
     pub fn calls(&self) -> Vec<String> {
         self.lock().calls.clone()
     }
@@ -292,7 +340,8 @@ impl ScriptedDriver {
 
     /// Descriptions of the calls by which simulated processes break the rules of CSI for callers. For
     /// example, a process requests a volume by the name of an earlier request and with other arguments,
-    /// although that request has created the volume or may still create it.
+    /// although that request has created the volume or may still create it and is no longer in the intent
+    /// journal.
     pub fn violations(&self) -> Vec<String> {
         self.lock().violations.clone()
     }
@@ -304,9 +353,10 @@ impl ScriptedDriver {
         node: Option<&'static str>,
         effects: Arc<Effects>,
     ) -> Arc<dyn Backend> {
-        let (listing, publishes, resizes, topology) = {
+        let (listing, publishes, resizes, topology, creates_volumes) = {
             let array = self.lock();
-            (array.listing, array.supports_publish, array.supports_resize, array.topology)
+            let creates_volumes = !array.lacks_create_delete;
+            (array.listing, array.supports_publish, array.supports_resize, array.topology, creates_volumes)
         };
         let keys = if topology.keys_only_in_csi_node { &[] } else { topology.keys };
         let description = Description {
@@ -336,7 +386,17 @@ impl ScriptedDriver {
             topology.reports_capacity.then_some(Ability::Capacity),
         ];
         let abilities = abilities.into_iter().flatten().collect();
-        Arc::new(CrashingBackend { driver: self.clone(), node, description, abilities, effects })
+        let metrics = BackendMetrics::default().call_metrics(Some(&description.name));
+        Arc::new(CrashingBackend {
+            driver: self.clone(),
+            node,
+            description,
+            abilities,
+            creates_volumes,
+            runner: CallRunner::new(Secrets::default(), MAX_CALL_DURATION, metrics),
+            limit: ConcurrencyLimit::new(MAX_CALLS),
+            effects,
+        })
     }
 
     fn lock(&self) -> MutexGuard<'_, Array> {
@@ -355,12 +415,12 @@ impl ScriptedDriver {
             && existing.request != request
         {
             let message = format!("{name} was requested with other arguments");
-            array.violations.push(message.clone());
+            array.remove_pending(&name, &request);
             return Err(StorageError::with_known_effect(ErrorKind::AlreadyExists, message));
         }
         let segments = preferred_segments(&request).first().copied().map(format_segments);
         if segments.is_some_and(|segments| array.topology.full_segments.contains(&segments.as_str())) {
-            array.pending_creates.remove(&name);
+            array.remove_pending(&name, &request);
             return Err(StorageError::with_known_effect(ErrorKind::ResourceExhausted, "no capacity"));
         }
         let now = u64::try_from((self.clock)().as_millisecond()).unwrap_or_default();
@@ -450,7 +510,28 @@ fn unmanaged_status(handle: &str) -> VolumeStatus {
 }
 
 impl Array {
-    /// Publishes a volume to a node.
+    /// Adds a create request, and returns the requests of this name that have taken effect or still may.
+    fn add_pending(&mut self, key: &str, request: &CreateVolume) -> Vec<CreateVolume> {
+        let pending = self.pending_creates.entry(key.to_owned()).or_default();
+        if !pending.contains(request) {
+            pending.push(request.clone());
+        }
+        pending.clone()
+    }
+
+    /// Removes a create request that had no effect.
+    fn remove_pending(&mut self, key: &str, request: &CreateVolume) {
+        if let Some(pending) = self.pending_creates.get_mut(key) {
+            pending.retain(|pending| pending != request);
+        }
+    }
+
+    /// Returns true if create calls with this request fail.
+    fn is_failing(&self, request: &CreateVolume) -> bool {
+        request.parameters.get("tier").is_some_and(|tier| self.failing_tiers.contains(&tier.as_str()))
+    }
+
+    /// Publishes a volume to a node. `request` has no mount options.
     fn publish(&mut self, request: PublishVolume) -> Result<ConnectionInfo, StorageError> {
         let publication = (request.handle.to_string(), request.node_id.to_string());
         let refuse = |kind, message| Err(StorageError::with_known_effect(kind, message));
@@ -483,8 +564,18 @@ impl Array {
     }
 
     /// Expands a volume. `reported_size` replaces the size in the response.
-    fn expand(&mut self, request: &ExpandVolume, reported_size: Option<u64>) -> ExpandedVolume {
+    fn expand(
+        &mut self,
+        request: &ExpandVolume,
+        reported_size: Option<u64>,
+    ) -> Result<ExpandedVolume, StorageError> {
         let handle = request.handle.as_str();
+        let is_published = self.published.keys().any(|(published, _)| published == handle);
+        if self.expands_published_only && !is_published {
+            self.pending_expansions.remove(handle);
+            let message = format!("{handle} is published to no node");
+            return Err(StorageError::with_known_effect(ErrorKind::Internal, message));
+        }
         let volume = self.volumes.get(handle.strip_prefix("handle-").unwrap_or_default());
         let size = volume.map(|volume| volume.size).unwrap_or_default();
         let before = self.sizes.get(handle).copied().unwrap_or(size);
@@ -493,10 +584,10 @@ impl Array {
         let size = reported_size.filter(|reported_size| *reported_size > size).unwrap_or(size);
         self.sizes.insert(handle.to_owned(), size);
         self.pending_expansions.remove(handle);
-        ExpandedVolume {
+        Ok(ExpandedVolume {
             capacity: reported_size.unwrap_or(size),
             node_expansion_required: self.node_expansion_required,
-        }
+        })
     }
 
     fn unpublish(&mut self, handle: &VolumeHandle, node: Option<&NodeId>) {
@@ -510,8 +601,12 @@ impl Array {
 
 /// A call in the form of [`ScriptedDriver::calls`].
 fn format_call(verb: &str, call: &Call, handle: &VolumeHandle, node: &str, suffix: &str) -> String {
-    let secrets: String = call.secrets.iter().map(|(name, _)| format!(" with {name}")).collect();
-    format!("{verb} {handle} {node}{suffix}{secrets}")
+    format!("{verb} {handle} {node}{suffix}{}", format_secrets(&call.secrets))
+}
+
+/// The secrets of a call as ` with key=value` each. Secrets of scenarios are no secrets.
+fn format_secrets(secrets: &Secrets) -> String {
+    secrets.iter().map(|(key, value)| format!(" with {key}={}", value.expose())).collect()
 }
 
 /// An expand or modify call in progress. The start of a second expand or modify call for the same volume is
@@ -537,6 +632,66 @@ impl Drop for ChangeGuard {
     }
 }
 
+/// The port's maximum duration of a call. The simulation does not enforce it.
+const MAX_CALL_DURATION: Duration = Duration::from_secs(3600);
+/// More calls than any simulation has at a time.
+const MAX_CALLS: usize = 10_000;
+
+/// The error of a call, from the array or from the port.
+struct CallFailure(StorageError);
+
+impl From<OperationConflict> for CallFailure {
+    fn from(conflict: OperationConflict) -> Self {
+        Self(conflict.into_error())
+    }
+}
+
+impl From<Overloaded> for CallFailure {
+    fn from(_: Overloaded) -> Self {
+        Self(StorageError::with_unknown_effect(ErrorKind::Unavailable, "too many calls"))
+    }
+}
+
+impl From<ContractViolation> for CallFailure {
+    fn from(violation: ContractViolation) -> Self {
+        Self(StorageError::with_unknown_effect(ErrorKind::Internal, violation.to_string()))
+    }
+}
+
+/// Sends a call, which is a future here, to the array.
+struct ArrayExchange<'a, R>(PhantomData<fn() -> BoxFuture<'a, R>>);
+
+impl<'a, R: Send> Exchange for ArrayExchange<'a, R> {
+    type Request = BoxFuture<'a, Result<R, StorageError>>;
+    type Response = R;
+    type Failure = CallFailure;
+
+    async fn perform(&mut self, context: CallContext, request: Self::Request) -> Result<R, CallFailure> {
+        context.reached();
+        // The errors of the driver quote the secrets of the call, which the port has to redact.
+        let quoted = format_secrets(&context.secrets);
+        request.await.map_err(|error| {
+            CallFailure(StorageError { message: format!("{}{quoted}", error.message), ..error })
+        })
+    }
+
+    fn outcome_label(_: &CallFailure) -> &'static str {
+        "error"
+    }
+
+    fn storage_error(&self, CallFailure(error): CallFailure, redactor: &Redactor) -> StorageError {
+        StorageError { message: redactor.redact(&error.message).into_owned(), ..error }
+    }
+}
+
+/// The request without mount options, which users may change between two attempts.
+fn without_mount_flags(mut request: PublishVolume) -> PublishVolume {
+    if let AccessType::Filesystem { mount_flags, .. } = &mut request.capability.access_type {
+        mount_flags.clear();
+    }
+    request
+}
+
 struct CrashingBackend {
     driver: ScriptedDriver,
     /// The node of the driver's storage; `None` for a central driver. Volumes of two nodes may have the same
@@ -544,6 +699,10 @@ struct CrashingBackend {
     node: Option<&'static str>,
     description: Description,
     abilities: BTreeSet<Ability>,
+    creates_volumes: bool,
+    /// The port, which has the operations of this process in flight.
+    runner: CallRunner,
+    limit: ConcurrencyLimit,
     effects: Arc<Effects>,
 }
 
@@ -567,6 +726,17 @@ impl CrashingBackend {
 
     fn start_call(&self) -> DriverCallGuard {
         DriverCallGuard { driver: self.driver.clone(), _activity: self.effects.start_call() }
+    }
+
+    /// Runs a call through the port, as the backends of a real process do.
+    fn run<'a, R: Send + 'static>(
+        &'a self,
+        call: Call,
+        spec: CallSpec<R, R>,
+        request: impl Future<Output = Result<R, StorageError>> + Send + 'a,
+    ) -> BackendFuture<'a, R> {
+        let exchange = ArrayExchange(PhantomData);
+        Box::pin(self.runner.run(Instant::now(), call, spec, &self.limit, exchange, Box::pin(request)))
     }
 
     async fn inject(&self, fault: Option<DriverFault>) -> Result<(bool, Option<u64>), StorageError> {
@@ -622,19 +792,27 @@ impl Backend for CrashingBackend {
         !self.driver.lock().topology.keys.is_empty()
     }
 
+    fn creates_volumes(&self) -> bool {
+        self.creates_volumes
+    }
+
     fn probe(&self, _: Call) -> BoxFuture<'_, Result<Readiness, StorageError>> {
         Box::pin(async { Ok(Readiness::Ready) })
     }
 
-    fn create_volume(
-        &self,
-        _: Call,
-        request: CreateVolume,
-    ) -> BoxFuture<'_, Result<CreatedVolume, StorageError>> {
+    fn create_volume(&self, call: Call, request: CreateVolume) -> BackendFuture<'_, CreatedVolume> {
         if let Some(source) = &request.source {
             return unimplemented(source.required_ability());
         }
-        Box::pin(async move {
+        if !self.creates_volumes {
+            // As in the crate `cofferdam-csi`: an earlier process may have sent the request.
+            let message = "no CREATE_DELETE_VOLUME";
+            let error = StorageError::with_unknown_effect(ErrorKind::Unimplemented, message);
+            return Box::pin(std::future::ready(Err(error)));
+        }
+        let spec = CallSpec::create_volume(&request, |created, _| Ok(created));
+        let secrets = format_secrets(&call.secrets);
+        self.run(call, spec, async move {
             self.effects.wait_if_crashed().await;
             let _call = self.start_call();
             let topology: String = preferred_segments(&request)
@@ -643,24 +821,37 @@ impl Backend for CrashingBackend {
                 .collect();
             let attributes = format_segments(&request.mutable_parameters);
             let attributes = if attributes.is_empty() { attributes } else { format!(" with {attributes}") };
-            let call = format!("create {}{topology}{attributes}", request.name);
+            let tier = request.parameters.get("tier").filter(|tier| *tier != "fast");
+            let tier = tier.map(|tier| format!(" tier={tier}")).unwrap_or_default();
+            let call = format!("create {}{topology}{attributes}{tier}{secrets}", request.name);
             let key = self.array_key(&request.name);
-            let fault = {
+            let (fault, pending) = {
                 let mut array = self.driver.lock();
                 array.calls.push(call.clone());
                 if request.topology.is_some() && array.topology.keys.is_empty() {
                     array.violations.push(format!("{} was requested with a topology", request.name));
                 }
-                if array.pending_creates.get(&key).is_some_and(|before| *before != request) {
-                    array.violations.push(format!("{key} was requested with two sets of arguments"));
+                let is_repeat =
+                    array.pending_creates.get(&key).is_some_and(|pending| pending.contains(&request));
+                let pending = array.add_pending(&key, &request);
+                let failing = || Some(DriverFault::Refuse(ErrorKind::Internal));
+                let is_failing = array.is_failing(&request);
+                let fault = array.create_faults.pop_front().or_else(|| is_failing.then(failing).flatten());
+                // An error about the attempt does not reveal the result of an earlier one.
+                let is_conclusive = fault.as_ref().is_some_and(|fault| fault.is_conclusive_refusal());
+                if fault.as_ref().is_some_and(DriverFault::is_refusal) && (is_conclusive || !is_repeat) {
+                    array.remove_pending(&key, &request);
                 }
-                array.pending_creates.insert(key.clone(), request.clone());
-                let fault = array.create_faults.pop_front();
-                if fault.as_ref().is_some_and(DriverFault::is_refusal) {
-                    array.pending_creates.remove(&key);
-                }
-                fault
+                (fault, pending)
             };
+            if pending.len() > 1 {
+                let journal = (self.driver.journal)().await;
+                if let Some(missing) = pending.iter().find(|pending| !journal.contains(*pending)) {
+                    let (parameters, name) = (format_segments(&missing.parameters), &missing.name);
+                    let text = format!("the request of {name} with {parameters} is not in the journal");
+                    self.driver.lock().violations.push(text);
+                }
+            }
             let (response_lost, size) = self.inject(fault).await?;
             let response = self.driver.create(key, request, size);
             self.effects.record(Effect::Call(call)).await;
@@ -668,13 +859,19 @@ impl Backend for CrashingBackend {
         })
     }
 
-    fn delete_volume(&self, _: Call, handle: VolumeHandle) -> BoxFuture<'_, Result<(), StorageError>> {
-        Box::pin(async move {
+    fn delete_volume(&self, call: Call, handle: VolumeHandle) -> BackendFuture<'_, ()> {
+        if !self.creates_volumes {
+            let message = "no CREATE_DELETE_VOLUME";
+            let error = StorageError::with_known_effect(ErrorKind::Unimplemented, message);
+            return Box::pin(std::future::ready(Err(error)));
+        }
+        let secrets = format_secrets(&call.secrets);
+        self.run(call, CallSpec::delete_volume(&handle), async move {
             self.effects.wait_if_crashed().await;
             let _call = self.start_call();
             let call = match self.node {
-                None => format!("delete {handle}"),
-                Some(node) => format!("delete {handle} on {node}"),
+                None => format!("delete {handle}{secrets}"),
+                Some(node) => format!("delete {handle} on {node}{secrets}"),
             };
             let key = self.array_key(handle.as_str().strip_prefix("handle-").unwrap_or_default());
             let fault = {
@@ -696,20 +893,18 @@ impl Backend for CrashingBackend {
         })
     }
 
-    fn publish_volume(
-        &self,
-        call: Call,
-        request: PublishVolume,
-    ) -> BoxFuture<'_, Result<ConnectionInfo, StorageError>> {
-        Box::pin(async move {
+    fn publish_volume(&self, call: Call, request: PublishVolume) -> BackendFuture<'_, ConnectionInfo> {
+        let spec = CallSpec::publish_volume(&request, |connection_info, _| Ok(connection_info));
+        let request = without_mount_flags(request);
+        let publication = (request.handle.to_string(), request.node_id.to_string());
+        let mode = if request.read_only { " read-only" } else { "" };
+        let text = format_call("publish", &call, &request.handle, &publication.1, mode);
+        self.run(call, spec, async move {
             self.effects.wait_if_crashed().await;
             let _call = self.start_call();
-            let publication = (request.handle.to_string(), request.node_id.to_string());
-            let mode = if request.read_only { " read-only" } else { "" };
-            let call = format_call("publish", &call, &request.handle, &publication.1, mode);
             let fault = {
                 let mut array = self.driver.lock();
-                array.calls.push(call.clone());
+                array.calls.push(text.clone());
                 if array.publish_requests.get(&publication).is_some_and(|before| *before != request) {
                     array
                         .violations
@@ -735,7 +930,7 @@ impl Backend for CrashingBackend {
                 }
                 response
             };
-            self.effects.record(Effect::Call(call)).await;
+            self.effects.record(Effect::Call(text)).await;
             if response_lost { Err(lost_response()) } else { response }
         })
     }
@@ -745,44 +940,42 @@ impl Backend for CrashingBackend {
         call: Call,
         handle: VolumeHandle,
         node: Option<NodeId>,
-    ) -> BoxFuture<'_, Result<(), StorageError>> {
-        Box::pin(async move {
+    ) -> BackendFuture<'_, ()> {
+        let node_text = node.as_ref().map_or("everywhere", NodeId::as_str);
+        let text = format_call("unpublish", &call, &handle, node_text, "");
+        let spec = CallSpec::unpublish_volume(&handle, node.as_ref());
+        self.run(call, spec, async move {
             self.effects.wait_if_crashed().await;
             let _call = self.start_call();
-            let node_text = node.as_ref().map_or("everywhere", NodeId::as_str);
-            let call = format_call("unpublish", &call, &handle, node_text, "");
             let fault = {
                 let mut array = self.driver.lock();
-                array.calls.push(call.clone());
+                array.calls.push(text.clone());
                 array.unpublish_faults.pop_front()
             };
             let (response_lost, _) = self.inject(fault).await?;
             self.driver.lock().unpublish(&handle, node.as_ref());
-            self.effects.record(Effect::Call(call)).await;
+            self.effects.record(Effect::Call(text)).await;
             if response_lost { Err(lost_response()) } else { Ok(()) }
         })
     }
 
-    fn expand_volume(
-        &self,
-        call: Call,
-        request: ExpandVolume,
-    ) -> BoxFuture<'_, Result<ExpandedVolume, StorageError>> {
-        Box::pin(async move {
+    fn expand_volume(&self, call: Call, request: ExpandVolume) -> BackendFuture<'_, ExpandedVolume> {
+        let size = Quantity::from_bytes(request.capacity.required.unwrap_or_default()).to_string();
+        let on = self.node.map(|node| format!(" on {node}")).unwrap_or_default();
+        let text = format_call("expand", &call, &request.handle, &size, &on);
+        let spec = CallSpec::expand_volume(&request, |expanded, _| Ok(expanded));
+        self.run(call, spec, async move {
             self.effects.wait_if_crashed().await;
             let _call = self.start_call();
             let _changing = ChangeGuard::start(&self.driver, &request.handle);
             let handle = request.handle.to_string();
-            let size = Quantity::from_bytes(request.capacity.required.unwrap_or_default()).to_string();
-            let on = self.node.map(|node| format!(" on {node}")).unwrap_or_default();
-            let call = format_call("expand", &call, &request.handle, &size, &on);
             let fault = {
                 let mut array = self.driver.lock();
-                array.calls.push(call.clone());
-                if array.pending_expansions.get(&handle).is_some_and(|before| *before != request) {
-                    array.violations.push(format!("{handle} was expanded with two sets of arguments"));
+                array.calls.push(text.clone());
+                if array.pending_expansions.get(&handle).is_some_and(|before| *before != request.capacity) {
+                    array.violations.push(format!("{handle} was expanded with two sizes"));
                 }
-                array.pending_expansions.insert(handle.clone(), request.clone());
+                array.pending_expansions.insert(handle.clone(), request.capacity);
                 let fault = array.expand_faults.pop_front();
                 if fault.as_ref().is_some_and(DriverFault::is_refusal) {
                     array.pending_expansions.remove(&handle);
@@ -791,8 +984,8 @@ impl Backend for CrashingBackend {
             };
             let (response_lost, size) = self.inject(fault).await?;
             let response = self.driver.lock().expand(&request, size);
-            self.effects.record(Effect::Call(call)).await;
-            if response_lost { Err(lost_response()) } else { Ok(response) }
+            self.effects.record(Effect::Call(text)).await;
+            if response_lost { Err(lost_response()) } else { response }
         })
     }
 
@@ -801,16 +994,17 @@ impl Backend for CrashingBackend {
         call: Call,
         handle: VolumeHandle,
         parameters: Parameters,
-    ) -> BoxFuture<'_, Result<(), StorageError>> {
-        Box::pin(async move {
+    ) -> BackendFuture<'_, ()> {
+        let text = format_call("modify", &call, &handle, &format_segments(&parameters), "");
+        let spec = CallSpec::modify_volume(&handle, &parameters);
+        self.run(call, spec, async move {
             self.effects.wait_if_crashed().await;
             let _call = self.start_call();
             let _changing = ChangeGuard::start(&self.driver, &handle);
-            let call = format_call("modify", &call, &handle, &format_segments(&parameters), "");
             let handle = handle.to_string();
             let fault = {
                 let mut array = self.driver.lock();
-                array.calls.push(call.clone());
+                array.calls.push(text.clone());
                 if array.pending_modifications.get(&handle).is_some_and(|before| *before != parameters) {
                     array.violations.push(format!("{handle} was modified with two sets of arguments"));
                 }
@@ -823,7 +1017,7 @@ impl Backend for CrashingBackend {
             };
             let (response_lost, _) = self.inject(fault).await?;
             self.driver.lock().pending_modifications.remove(&handle);
-            self.effects.record(Effect::Call(call)).await;
+            self.effects.record(Effect::Call(text)).await;
             if response_lost { Err(lost_response()) } else { Ok(()) }
         })
     }

@@ -10,16 +10,16 @@ use std::{
     time::Duration,
 };
 
+use bytes::Bytes;
 use cofferdam_cluster::{Cache, Lookup, writer::CachedKind};
 use cofferdam_controllers::{ControllerManager, NodeDeployment};
 use cofferdam_domain::{
     Claim, CsiDriver, CsiNode, Node, Pod, StorageClass, Volume, VolumeAttachment, VolumeAttributesClass,
+    names,
 };
-use http::{Method, Request};
-use http_body_util::BodyExt as _;
-use kube::client::Body;
+use http::{Method, request::Parts};
 use parking_lot::{Mutex, MutexGuard};
-use serde_json::Value;
+use serde_json::{Value, json};
 use tokio::time::Instant;
 use tower::BoxError;
 
@@ -163,29 +163,21 @@ impl SimulationFixture {
         *self.api_faults.lock() = api_faults;
     }
 
-    /// Removes the first unused fault that matches the request from the list, and returns its kind. Also
-    /// returns the request, rebuilt because matching reads its body. GET requests never match.
-    pub(crate) async fn take_api_fault(
-        &self,
-        request: Request<Body>,
-    ) -> Result<(Request<Body>, Option<FaultKind>), BoxError> {
-        if request.method() == Method::GET || self.unused_api_faults().is_empty() {
-            return Ok((request, None));
+    /// Removes the first unused fault that matches the request from the list, and returns its kind. GET
+    /// requests never match.
+    pub(crate) fn take_api_fault(&self, request: &Parts, body: &Bytes) -> Option<FaultKind> {
+        if request.method == Method::GET {
+            return None;
         }
-        let (parts, body) = request.into_parts();
-        let body = body.collect().await?.to_bytes();
-        let text = String::from_utf8_lossy(&body);
-        let fault = {
-            let mut faults = self.api_faults.lock();
-            let is_matching = |fault: &ApiFault| {
-                fault.method == parts.method.as_str()
-                    && parts.uri.path().starts_with(fault.path_prefix)
-                    && text.contains(fault.body_contains)
-            };
-            let index = faults.iter().position(is_matching);
-            index.map(|index| faults.remove(index).kind)
+        let text = String::from_utf8_lossy(body);
+        let mut faults = self.api_faults.lock();
+        let is_matching = |fault: &ApiFault| {
+            fault.method == request.method.as_str()
+                && request.uri.path().starts_with(fault.path_prefix)
+                && text.contains(fault.body_contains)
         };
-        Ok((Request::from_parts(parts, Body::from(body.to_vec())), fault))
+        let index = faults.iter().position(is_matching)?;
+        Some(faults.remove(index).kind)
     }
 
     /// The faults that have not been applied yet.
@@ -197,7 +189,8 @@ impl SimulationFixture {
         self.processes.lock()
     }
 
-    /// Performs an action of a user or an administrator. `Settle`, `Wait` and `Until` do nothing here.
+    /// Performs an action of a user or an administrator. `Repair`, `Settle`, `Wait` and `Until` do nothing
+    /// here.
     pub(crate) async fn perform(&self, action: &UserAction) {
         let json = "application/json";
         self.wait_after_setup(action).await;
@@ -208,6 +201,8 @@ impl SimulationFixture {
             UserAction::Create(_)
             | UserAction::Delete(_)
             | UserAction::Patch(..)
+            | UserAction::ConfirmNoVolume
+            | UserAction::Repair
             | UserAction::Backup
             | UserAction::Restore
             | UserAction::Compact
@@ -236,11 +231,34 @@ impl SimulationFixture {
             UserAction::Backup => self.cluster.backup().await,
             UserAction::Restore => self.cluster.restore().await,
             UserAction::Compact => self.cluster.compact().await,
-            UserAction::Settle | UserAction::Wait(_) | UserAction::Until(_) => Ok(()),
+            UserAction::ConfirmNoVolume => self.confirm_no_volume().await,
+            UserAction::Repair | UserAction::Settle | UserAction::Wait(_) | UserAction::Until(_) => Ok(()),
         };
         if let Err(error) = result {
             self.report_violation(format!("a user could not {action:?}: {error}"));
         }
+    }
+
+    /// The ConfigMaps of the intent journals.
+    pub(crate) async fn journal_shards(&self) -> Vec<Value> {
+        let maps = self.list("/api/v1/namespaces/default/configmaps").await;
+        let is_shard = |map: &Value| text(map, "/metadata/name").starts_with("cofferdam-intents-");
+        maps.into_iter().filter(is_shard).collect()
+    }
+
+    /// Confirms for every intent of the journals that the driver has no volume.
+    async fn confirm_no_volume(&self) -> Result<(), BoxError> {
+        for shard in self.journal_shards().await {
+            let uids = shard.get("data").and_then(Value::as_object).into_iter().flatten();
+            let annotations: serde_json::Map<String, Value> = uids
+                .map(|(uid, _)| (names::confirm_no_volume(&uid.as_str().into()), "the array is gone".into()))
+                .collect();
+            let path = format!("/api/v1/namespaces/default/configmaps/{}", text(&shard, "/metadata/name"));
+            let patch = json!({"metadata": {"annotations": annotations}});
+            let merge = "application/merge-patch+json";
+            send_request(&self.user_api, Method::PATCH, &path, merge, &patch).await?;
+        }
+        Ok(())
     }
 
     /// Waits until all processes have seen the administrator's objects before the first other action. In real

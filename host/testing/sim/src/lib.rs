@@ -17,6 +17,7 @@ mod invariants;
 pub mod objects;
 mod process_api;
 mod rbac;
+mod remaining_work;
 mod scenario;
 pub mod scenarios;
 pub mod simulation;
@@ -28,6 +29,7 @@ pub use driver::{
     TopologyBehavior,
 };
 pub use effects::{ApiFault, Effect, Effects, FaultKind};
+pub use remaining_work::{RemainingWork, WorkKind};
 pub use scenario::Scenario;
 pub use scenarios::{scenarios, skipped_count};
 pub use simulation::{FinalState, Simulation, UsedRules};

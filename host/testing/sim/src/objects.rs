@@ -108,6 +108,14 @@ pub fn attributes_class(name: &str, speed: &str) -> Value {
     })
 }
 
+/// A Secret of the namespace `default` with the key `password`.
+pub fn secret(name: &str, password: &str) -> Value {
+    json!({
+        "apiVersion": "v1", "kind": "Secret", "metadata": {"name": name, "namespace": "default"},
+        "stringData": {"password": password},
+    })
+}
+
 /// The ConfigMap that a process creates in its namespace when it detects that the cluster was restored from a
 /// backup. While it exists, no process of this namespace deletes volumes.
 pub fn restore_marker() -> Value {

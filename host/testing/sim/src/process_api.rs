@@ -19,6 +19,7 @@ use crate::{
     fixture::SimulationFixture,
     invariants,
     rbac::Rbac,
+    remaining_work::WorkLog,
     test_cluster::{ApiTransport, ResponseBody},
 };
 
@@ -29,6 +30,7 @@ pub(crate) struct CrashingApi {
     pub(crate) effects: Arc<Effects>,
     pub(crate) rbac: Arc<Rbac>,
     pub(crate) fixture: Arc<SimulationFixture>,
+    pub(crate) log: Arc<WorkLog>,
 }
 
 /// Code, reason and message of an error response.
@@ -72,7 +74,11 @@ impl Service<Request<Body>> for CrashingApi {
                 std::future::pending::<()>().await;
             }
             invariants::check_request(&api.fixture, request.method(), request.uri().path()).await;
-            let (request, fault) = api.fixture.take_api_fault(request).await?;
+            let (parts, body) = request.into_parts();
+            let body = body.collect().await?.to_bytes();
+            api.log.record_request(&parts.method, &parts.uri, &body);
+            let fault = api.fixture.take_api_fault(&parts, &body);
+            let request = Request::from_parts(parts, Body::from(body));
             match fault {
                 None => api.send(request).await,
                 Some(FaultKind::LostResponse) => {

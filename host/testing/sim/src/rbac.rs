@@ -1,7 +1,8 @@
 //! RBAC of the simulated processes.
 
-use std::{collections::BTreeSet, sync::Arc};
+use std::{collections::BTreeSet, fmt, sync::Arc};
 
+use cofferdam_cluster::SecretNamespaces;
 use cofferdam_controllers::rbac::{PolicyRule, ResourceAttributes};
 use http::{Method, Uri};
 use parking_lot::Mutex;
@@ -11,13 +12,25 @@ use parking_lot::Mutex;
 pub(crate) struct Rbac {
     rules: Vec<PolicyRule>,
     namespace: String,
+    secret_namespaces: SecretNamespaces,
     used: Mutex<BTreeSet<String>>,
     denied: Mutex<BTreeSet<String>>,
 }
 
 impl Rbac {
-    pub(crate) fn new(rules: Vec<PolicyRule>, namespace: String) -> Arc<Self> {
-        Arc::new(Self { rules, namespace, used: Mutex::default(), denied: Mutex::default() })
+    /// The RBAC of a process in `namespace` that reads the Secrets of `secret_namespaces`.
+    pub(crate) fn new(
+        rules: Vec<PolicyRule>,
+        namespace: String,
+        secret_namespaces: SecretNamespaces,
+    ) -> Arc<Self> {
+        Arc::new(Self {
+            rules,
+            namespace,
+            secret_namespaces,
+            used: Mutex::default(),
+            denied: Mutex::default(),
+        })
     }
 
     /// Requests that no rule allowed, as `verb group/resource namespace/name`.
@@ -31,41 +44,43 @@ impl Rbac {
     }
 
     pub(crate) fn is_allowed(&self, method: &Method, uri: &Uri) -> bool {
-        let Some(RequestInfo { verb, group, resource, namespace, name }) = request_info(method, uri) else {
+        let Some(info) = request_info(method, uri) else {
             return true;
         };
-        let request = ResourceAttributes {
-            verb: &verb,
-            group: &group,
-            resource: &resource,
-            namespace: &namespace,
-            name: &name,
-        };
-        if self.rules.iter().any(|rule| rule.allows(&request, &self.namespace)) {
+        let RequestInfo { verb, group, resource, namespace, name } = &info;
+        let request = ResourceAttributes { verb, group, resource, namespace, name };
+        if self.rules.iter().any(|rule| rule.allows(&request, &self.namespace, &self.secret_namespaces)) {
             let used = format!("{verb} {group}/{resource}");
             self.used.lock().insert(used);
             return true;
         }
-        let denied = format!("{verb} {group}/{resource} {namespace}/{name}");
-        self.denied.lock().insert(denied);
+        self.denied.lock().insert(info.to_string());
         false
     }
 }
 
 /// The attributes of a request for authorization.
 #[derive(Debug, PartialEq, Eq)]
-struct RequestInfo {
+pub(crate) struct RequestInfo {
     verb: String,
     group: String,
     /// The resource with its subresource and the rest of the path.
-    resource: String,
+    pub(crate) resource: String,
     namespace: String,
-    name: String,
+    /// Empty in requests to a collection.
+    pub(crate) name: String,
+}
+
+impl fmt::Display for RequestInfo {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { verb, group, resource, namespace, name } = self;
+        write!(f, "{verb} {group}/{resource} {namespace}/{name}")
+    }
 }
 
 /// Parses a request like kube-apiserver's `RequestInfoFactory`. Absent for non-resource requests, such as
 /// discovery. An unknown method or resource is returned as it is; no rule allows it.
-fn request_info(method: &Method, uri: &Uri) -> Option<RequestInfo> {
+pub(crate) fn request_info(method: &Method, uri: &Uri) -> Option<RequestInfo> {
     let mut segments = uri.path().strip_prefix('/')?.split('/');
     let group = match segments.next()? {
         "api" => "",
@@ -113,7 +128,7 @@ mod tests {
             &cofferdam_controllers::Role::ALL.into(),
             cofferdam_controllers::rbac::DriverPlacement::ClusterWide,
         );
-        let rbac = Rbac::new(rules, "storage".to_owned());
+        let rbac = Rbac::new(rules, "storage".to_owned(), SecretNamespaces::only("storage"));
         let allowed = |method: &str, path: &'static str| {
             rbac.is_allowed(&method.parse().unwrap(), &Uri::from_static(path))
         };
@@ -121,6 +136,7 @@ mod tests {
         assert!(allowed("GET", "/api/v1/namespaces/kube-system"));
         assert!(allowed("PATCH", "/api/v1/persistentvolumes/v/status"));
         assert!(allowed("PATCH", "/api/v1/namespaces/a/persistentvolumeclaims/c/status"));
+        assert!(allowed("GET", "/api/v1/namespaces/storage/secrets/s"));
         assert_eq!(rbac.denied(), Vec::<String>::new());
         #[rustfmt::skip] // one row a request
         let table = [
@@ -130,6 +146,7 @@ mod tests {
             ("GET",     "/apis/apps/v1/namespaces/a/deployments/d/scale", "get apps/deployments/scale a/d"),
             ("OPTIONS", "/api/v1/persistentvolumes/v",                  "options /persistentvolumes /v"),
             ("HEAD",    "/api/v1/namespaces/a/secrets",                 "list /secrets a/"),
+            ("GET",     "/api/v1/namespaces/a/secrets/s",               "get /secrets a/s"),
         ];
         for (method, path, expected) in table {
             assert!(!allowed(method, path), "{method} {path}");

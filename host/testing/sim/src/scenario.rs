@@ -2,7 +2,7 @@
 
 use crate::{
     ApiFault, DriverFault, EnvironmentKind, FinalState, PublishingBehavior, ResizingBehavior, Simulation,
-    TopologyBehavior, UserAction,
+    TopologyBehavior, UserAction, WorkKind,
 };
 
 /// A row of the scenario table.
@@ -14,8 +14,13 @@ pub struct Scenario {
     pub actions: Vec<UserAction>,
     /// Faults of create calls: one for each call, in order. Later calls have no fault.
     pub create_faults: Vec<DriverFault>,
+    /// Values of the parameter `tier` for which create calls fail with a final `Internal`, except calls with
+    /// a fault, until [`UserAction::Repair`].
+    pub failing_tiers: &'static [&'static str],
     /// Faults of delete calls: one for each call, in order. Later calls have no fault.
     pub delete_faults: Vec<DriverFault>,
+    /// True if the driver does not have CREATE_DELETE_VOLUME.
+    pub lacks_create_delete: bool,
     /// Faults of the processes' API writes. Each applies to the next write that it matches.
     pub api_faults: Vec<ApiFault>,
     /// Publish behavior of the driver.
@@ -51,6 +56,9 @@ pub struct Scenario {
     pub calls: &'static [&'static str],
     /// Expected [`FinalState::violations`]: those that no controller can prevent.
     pub violations: &'static [&'static str],
+    /// Kinds of [`FinalState::remaining_work`] that remain, each with the reason. In paused time each has to
+    /// remain, in real time it may.
+    pub unsettled: &'static [(WorkKind, &'static str)],
     /// Environments that cannot run the scenario, with the reason.
     pub skipped_on: &'static [(EnvironmentKind, &'static str)],
 }
@@ -62,14 +70,18 @@ impl Scenario {
     }
 
     /// Applies the behavior of the driver, the faults of API writes and the storage nodes to a simulation.
-    /// The faults of create and delete calls are arguments of [`Simulation::new`].
+    /// The faults of create and delete calls are arguments of [`Simulation::new`]. The simulation also checks
+    /// whether new processes find work at the end.
     pub fn configure(&self, simulation: Simulation) -> Simulation {
         simulation
+            .with_create_delete(!self.lacks_create_delete)
+            .with_failing_tiers(self.failing_tiers)
             .with_publishing(self.publishing.clone(), self.lists_published_nodes)
             .with_resizing(self.resizing.clone())
             .with_topology(self.topology)
             .with_node_local_driver(self.storage_nodes)
             .with_api_faults(self.api_faults.clone())
+            .with_rest_check()
     }
 
     /// [`differences`](Self::differences) in real time: [`delayed_events`](Self::delayed_events) may occur.
@@ -78,13 +90,28 @@ impl Scenario {
             let event = event.as_str();
             self.events.contains(&event) || !self.delayed_events.contains(&event)
         });
-        self.differences(&final_state, crashed)
+        self.differences_without_missing_work(&final_state, crashed)
     }
 
-    /// Differences from the expected final state, in which no intent and no unused fault remains. With
-    /// `crashed`, events, driver calls and unused faults are not compared: after a crash, calls may be
-    /// repeated and events lost.
+    /// Differences from the expected final state, in which no intent and no unused fault remains, and in
+    /// which new processes find the work of [`unsettled`](Self::unsettled) only. With `crashed`, events,
+    /// driver calls and unused faults are not compared: after a crash, calls may be repeated and events lost.
     pub fn differences(&self, final_state: &FinalState, crashed: bool) -> Vec<String> {
+        let mut differences = self.differences_without_missing_work(final_state, crashed);
+        for (kind, reason) in self.unsettled {
+            if !final_state.remaining_work.iter().any(|work| work.kind == *kind) {
+                differences.push(format!(
+                    "{}: new processes find no {kind:?}, which `unsettled` declares: {reason}",
+                    self.name
+                ));
+            }
+        }
+        differences
+    }
+
+    /// [`differences`](Self::differences), but kinds of work in [`unsettled`](Self::unsettled) need not
+    /// remain.
+    fn differences_without_missing_work(&self, final_state: &FinalState, crashed: bool) -> Vec<String> {
         let mut differences = Vec::new();
         let mut compare = |field: &str, found: &[String], expected: &[&str]| {
             if found != expected {
@@ -105,6 +132,10 @@ impl Scenario {
             compare("calls", &final_state.calls, self.calls);
             compare("unused faults", &final_state.unused_faults, &[]);
         }
+        let is_declared = |kind| self.unsettled.iter().any(|(declared, _)| *declared == kind);
+        for work in final_state.remaining_work.iter().filter(|work| !is_declared(work.kind)) {
+            differences.push(format!("{}: new processes find work: {work}", self.name));
+        }
         differences
     }
 }
@@ -112,4 +143,34 @@ impl Scenario {
 /// Skips a scenario on the environments that run in real time.
 pub(crate) const fn in_real_time(reason: &'static str) -> [(EnvironmentKind, &'static str); 2] {
     [(EnvironmentKind::Http, reason), (EnvironmentKind::Kubernetes, reason)]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::RemainingWork;
+
+    #[test]
+    fn remaining_work_and_its_declaration_must_agree() {
+        let at_rest = FinalState::default();
+        let (kind, roles, description) = (WorkKind::Call, "attacher".to_owned(), "x".to_owned());
+        let work = RemainingWork { kind, roles, count: 2, description };
+        let unsettled = FinalState { remaining_work: vec![work], ..at_rest.clone() };
+        let settles = Scenario { name: "row", ..Scenario::default() };
+        let declares = Scenario { unsettled: &[(WorkKind::Call, "it fails")], ..settles.clone() };
+
+        assert_eq!(settles.differences(&at_rest, false), [""; 0]);
+        assert_eq!(declares.differences(&unsettled, false), [""; 0]);
+        assert_eq!(
+            settles.differences(&unsettled, true),
+            ["row: new processes find work: 2 × Call by attacher: x"]
+        );
+        assert_eq!(
+            declares.differences(&at_rest, true),
+            ["row: new processes find no Call, which `unsettled` declares: it fails"]
+        );
+        // In real time, the work may be due after the check.
+        assert_eq!(declares.real_time_differences(at_rest, false), [""; 0]);
+        assert_eq!(settles.real_time_differences(unsettled, false).len(), 1);
+    }
 }

@@ -6,9 +6,11 @@
 
 mod attach_detach;
 mod detach;
+mod in_tree;
 mod node_local;
 mod provisioning;
 mod resizing;
+mod secrets;
 mod topology;
 mod volume_attachment;
 
@@ -19,8 +21,8 @@ use crate::{EnvironmentKind, Scenario};
 pub const fn skipped_count(environment: EnvironmentKind) -> usize {
     match environment {
         EnvironmentKind::InProcess => 0,
-        EnvironmentKind::Http => 33,
-        EnvironmentKind::Kubernetes => 31,
+        EnvironmentKind::Http => 47,
+        EnvironmentKind::Kubernetes => 45,
     }
 }
 
@@ -30,9 +32,11 @@ pub fn scenarios() -> Vec<Scenario> {
     all.extend(volume_attachment::scenarios());
     all.extend(attach_detach::scenarios());
     all.extend(detach::scenarios());
+    all.extend(in_tree::scenarios());
     all.extend(topology::scenarios());
     all.extend(node_local::scenarios());
     all.extend(resizing::scenarios());
+    all.extend(secrets::scenarios());
     all
 }
 

@@ -11,7 +11,7 @@ use std::{
 };
 
 use cofferdam_backend::Backend;
-use cofferdam_cluster::observer::NoopStepObserver;
+use cofferdam_cluster::{Intent, observer::StepObserver};
 use cofferdam_controllers::{
     CallSettings, ControllerManager, ControllerManagerError, Dependencies, NodeDeployment,
     ProvisionerSettings, Role, Settings, protection, provisioner, pv_controller,
@@ -29,8 +29,8 @@ use crate::{
     action::{UserAction, WaitFor},
     api::{NODES_PATH, VOLUME_ATTACHMENTS_PATH, get, text},
     driver::{
-        Clock, DriverFault, ListingBehavior, PublishingBehavior, ResizingBehavior, ScriptedDriver,
-        TopologyBehavior, UserActionHandler,
+        Clock, DriverFault, JournalReader, ListingBehavior, PublishingBehavior, ResizingBehavior,
+        ScriptedDriver, TopologyBehavior, UserActionHandler,
     },
     effects::{ApiFault, Effect, Effects},
     fixture::SimulationFixture,
@@ -38,6 +38,7 @@ use crate::{
     objects::DRIVER,
     process_api::CrashingApi,
     rbac::Rbac,
+    remaining_work::{RemainingWork, WorkLog},
     test_cluster::{InProcessCluster, TestCluster, TestUser},
 };
 
@@ -93,6 +94,9 @@ pub struct FinalState {
     /// [`ScriptedDriver::violations`], and requests that RBAC forbids. Also failures of the simulation
     /// itself, such as processes that do not become idle.
     pub violations: Vec<String>,
+    /// Work that processes find which start anew after the run. Empty without
+    /// [`Simulation::with_rest_check`].
+    pub remaining_work: Vec<RemainingWork>,
 }
 
 /// A cluster, a scripted driver and the processes of a scenario.
@@ -101,9 +105,10 @@ pub struct Simulation {
     driver: ScriptedDriver,
     clock: Clock,
     /// Metrics of the process that was started last.
-    metrics: Mutex<Registry>,
+    metrics: Mutex<Arc<Registry>>,
     process_specs: Vec<ProcessSpec>,
     scans_for_orphans: bool,
+    checks_rest: bool,
     start_count: AtomicU64,
 }
 
@@ -120,7 +125,8 @@ struct ProcessSpec {
 
 impl ProcessSpec {
     fn new(roles: BTreeSet<Role>, drivers: DriverPlacement) -> Self {
-        let rbac = Rbac::new(table::rbac_rules(&roles, drivers), Settings::default().namespace);
+        let Settings { namespace, secret_namespaces, .. } = Settings::default();
+        let rbac = Rbac::new(table::rbac_rules(&roles, drivers), namespace, secret_namespaces);
         Self { roles, drivers, rbac, node: None, has_driver: true }
     }
 
@@ -153,6 +159,8 @@ pub struct UsedRules {
 
 struct RunningProcess {
     effects: Arc<Effects>,
+    log: Arc<WorkLog>,
+    metrics: Arc<Registry>,
     stop: CancellationToken,
     task: JoinHandle<()>,
 }
@@ -195,8 +203,11 @@ impl Simulation {
     ) -> Self {
         let clock = fixture.cluster.clock();
         let on_user_action = user_action_handler(Arc::clone(&fixture));
+        let journal = journal_reader(Arc::clone(&fixture));
+        let driver =
+            ScriptedDriver::new(create_faults, delete_faults, on_user_action, journal, Arc::clone(&clock));
         Self {
-            driver: ScriptedDriver::new(create_faults, delete_faults, on_user_action, Arc::clone(&clock)),
+            driver,
             clock,
             metrics: Mutex::default(),
             fixture,
@@ -205,6 +216,7 @@ impl Simulation {
                 DriverPlacement::ClusterWide,
             )],
             scans_for_orphans: false,
+            checks_rest: false,
             start_count: AtomicU64::new(0),
         }
     }
@@ -215,6 +227,20 @@ impl Simulation {
     pub fn with_listing(self, listing: ListingBehavior, faults: Vec<DriverFault>) -> Self {
         self.driver.set_listing(listing, faults);
         self.with_orphan_scan()
+    }
+
+    /// Sets whether the driver has CREATE_DELETE_VOLUME. By default it does.
+    #[must_use]
+    pub fn with_create_delete(self, has_create_delete: bool) -> Self {
+        self.driver.set_create_delete(has_create_delete);
+        self
+    }
+
+    /// Sets the values of the parameter `tier` for which create calls fail, until [`UserAction::Repair`].
+    #[must_use]
+    pub fn with_failing_tiers(self, tiers: &'static [&'static str]) -> Self {
+        self.driver.set_failing_tiers(tiers);
+        self
     }
 
     /// Sets the publish behavior of the driver. `lists_published_nodes` enables ListVolumes with the
@@ -259,6 +285,14 @@ impl Simulation {
         Self { scans_for_orphans: true, ..self }
     }
 
+    /// After each run, starts processes with the same roles over the same objects, and records the work that
+    /// they find as [`FinalState::remaining_work`]. Do not combine this with orphan scans, which write
+    /// reports and read ListVolumes periodically.
+    #[must_use]
+    pub fn with_rest_check(self) -> Self {
+        Self { checks_rest: true, ..self }
+    }
+
     /// Runs each role in a process of its own, as a cluster with several Deployments does. The first process
     /// may be killed.
     #[must_use]
@@ -267,6 +301,15 @@ impl Simulation {
             process_specs: self.process_specs.into_iter().flat_map(ProcessSpec::into_single_roles).collect(),
             ..self
         }
+    }
+
+    /// Adds a replica: one more process with these roles beside the processes that have them already, as
+    /// without leader election. The first process may still be killed.
+    #[must_use]
+    pub fn with_replica(mut self, roles: &[Role]) -> Self {
+        let roles = roles.iter().copied().collect();
+        self.process_specs.push(ProcessSpec::new(roles, DriverPlacement::ClusterWide));
+        self
     }
 
     /// Makes the driver node-local: each node has a process with its provisioner and resizer, and one more
@@ -325,11 +368,7 @@ impl Simulation {
 
     /// The metrics of the process that was started last, in the Prometheus text format.
     pub fn metrics(&self) -> String {
-        let mut text = String::new();
-        let registry = self.metrics.lock();
-        // Writing to a string cannot fail.
-        let _ = prometheus_client::encoding::text::encode(&mut text, &registry);
-        text
+        encode_metrics(&self.metrics.lock())
     }
 
     /// Runs a scenario. With `crash_after`, the first process is killed after its effect of this number,
@@ -365,8 +404,19 @@ impl Simulation {
             () = user_script => {}
             () = restart_after_crash => {}
         }
-        let mut all: Vec<RunningProcess> =
-            others.into_iter().chain(Arc::into_inner(running).map(tokio::sync::Mutex::into_inner)).collect();
+        let first = Arc::into_inner(running).map(tokio::sync::Mutex::into_inner);
+        self.stop(others.into_iter().chain(first).collect()).await;
+        let mut outcome = self.final_state().await;
+        if self.checks_rest {
+            let before = self.recorded_violations();
+            outcome.remaining_work = self.remaining_work().await;
+            let is_new = |violation: &String| !before.contains(violation);
+            outcome.violations.extend(self.recorded_violations().into_iter().filter(is_new));
+        }
+        (outcome, effects.log())
+    }
+
+    async fn stop(&self, mut all: Vec<RunningProcess>) {
         all.iter().for_each(|running| running.stop.cancel());
         let ended = futures::future::join_all(all.iter_mut().map(|running| &mut running.task));
         if tokio::time::timeout(STOP_TIMEOUT, ended).await.is_err() {
@@ -377,7 +427,24 @@ impl Simulation {
             running.task.abort();
             self.fixture.remove_process(&running.effects);
         }
-        (self.final_state().await, effects.log())
+    }
+
+    /// Starts every process anew, and returns the work that they find. In paused time, this takes an hour.
+    async fn remaining_work(&self) -> Vec<RemainingWork> {
+        let calls_before = self.driver.calls().len();
+        let processes: Vec<(&ProcessSpec, RunningProcess)> =
+            self.process_specs.iter().map(|spec| (spec, self.start(spec, None))).collect();
+        self.fixture.settle().await;
+        let judges_queues = !self.fixture.is_real_time();
+        let of_process = |(spec, running): &(&ProcessSpec, RunningProcess)| {
+            let metrics = judges_queues.then(|| encode_metrics(&running.metrics));
+            RemainingWork::of_process(&spec.roles, &running.log, metrics.as_deref())
+        };
+        let mut found: Vec<RemainingWork> = processes.iter().flat_map(of_process).collect();
+        self.stop(processes.into_iter().map(|(_, running)| running).collect()).await;
+        let calls = self.driver.calls();
+        found.extend(RemainingWork::of_calls(calls.get(calls_before..).unwrap_or_default()));
+        found
     }
 
     fn start(&self, spec: &ProcessSpec, crash_after: Option<usize>) -> RunningProcess {
@@ -387,7 +454,8 @@ impl Simulation {
             self.fixture.user_api.clone()
         });
         let (fixture, rbac) = (Arc::clone(&self.fixture), Arc::clone(&spec.rbac));
-        let api = CrashingApi { api, effects: Arc::clone(&effects), rbac, fixture };
+        let log = Arc::new(WorkLog::default());
+        let api = CrashingApi { api, effects: Arc::clone(&effects), rbac, fixture, log: Arc::clone(&log) };
         let client = kube::Client::new(api, "default");
         let backend = || self.driver.for_process(DRIVER, spec.node, Arc::clone(&effects));
         let backends: Vec<Arc<dyn Backend>> = spec.has_driver.then(backend).into_iter().collect();
@@ -414,13 +482,15 @@ impl Simulation {
             ..defaults
         };
         let clock = Arc::clone(&self.clock);
-        let parts = Dependencies { client, backends, clock, observer: Arc::new(NoopStepObserver) };
+        let observer = Arc::clone(&log) as Arc<dyn StepObserver>;
+        let parts = Dependencies { client, backends, clock, observer };
         let stop = CancellationToken::new();
         let token = stop.clone();
         let mut registry = Registry::default();
         let process = ControllerManager::new(settings, parts, &mut registry).map(Arc::new);
         self.fixture.add_process(&effects, process.as_ref().ok(), spec.node);
-        *self.metrics.lock() = registry;
+        let metrics = Arc::new(registry);
+        *self.metrics.lock() = Arc::clone(&metrics);
         let fixture = Arc::clone(&self.fixture);
         let task = tokio::spawn(async move {
             let run = async |process: Arc<ControllerManager>| {
@@ -447,7 +517,7 @@ impl Simulation {
                 fixture.report_violation(format!("a process ended: {error}"));
             }
         });
-        RunningProcess { effects, stop, task }
+        RunningProcess { effects, log, metrics, stop, task }
     }
 
     async fn perform(&self, action: &UserAction) {
@@ -455,9 +525,11 @@ impl Simulation {
             UserAction::Settle => self.fixture.settle().await,
             UserAction::Wait(time) => tokio::time::sleep(*time).await,
             UserAction::Until(condition) => self.fixture.wait_until(|| self.is_met(*condition)).await,
+            UserAction::Repair => self.driver.set_failing_tiers(&[]),
             UserAction::Create(_)
             | UserAction::Delete(_)
             | UserAction::Patch(..)
+            | UserAction::ConfirmNoVolume
             | UserAction::Backup
             | UserAction::Restore
             | UserAction::Compact => self.fixture.perform(action).await,
@@ -485,14 +557,7 @@ impl Simulation {
                 (owner.claim_uid.to_string(), node.unwrap_or_default())
             })
             .collect();
-        let mut violations = self.fixture.violations();
-        violations.extend(self.driver.violations());
-        violations.extend(
-            self.process_specs
-                .iter()
-                .flat_map(|spec| spec.rbac.denied())
-                .map(|request| format!("forbidden: {request}")),
-        );
+        let mut violations = self.recorded_violations();
         let claim_of = |uid: &str| {
             let claim = claims.iter().find(|claim| text(claim, "/metadata/uid") == uid);
             claim.map_or_else(|| "gone".to_owned(), |claim| text(claim, "/metadata/name").to_owned())
@@ -541,13 +606,20 @@ impl Simulation {
                 .map(|fault| format!("{fault:?}"))
                 .collect(),
             violations,
+            remaining_work: Vec::new(),
         }
     }
 
+    /// Violations so far of invariants that are checked during a run.
+    fn recorded_violations(&self) -> Vec<String> {
+        let denied = self.process_specs.iter().flat_map(|spec| spec.rbac.denied());
+        let denied = denied.map(|request| format!("forbidden: {request}"));
+        self.fixture.violations().into_iter().chain(self.driver.violations()).chain(denied).collect()
+    }
+
     async fn intents(&self) -> usize {
-        let maps = self.fixture.list("/api/v1/namespaces/default/configmaps").await;
-        let shards = maps.iter().filter(|map| text(map, "/metadata/name").starts_with("cofferdam-intents-"));
-        shards.filter_map(|map| map.get("data")?.as_object()).map(serde_json::Map::len).sum()
+        let shards = self.fixture.journal_shards().await;
+        shards.iter().filter_map(|map| map.get("data")?.as_object()).map(serde_json::Map::len).sum()
     }
 
     async fn events(&self) -> Vec<String> {
@@ -560,6 +632,14 @@ impl Simulation {
         let lines: BTreeSet<String> = events.iter().map(line).collect();
         lines.into_iter().collect()
     }
+}
+
+/// Metrics in the Prometheus text format.
+fn encode_metrics(registry: &Registry) -> String {
+    let mut text = String::new();
+    // Writing to a string cannot fail.
+    let _ = prometheus_client::encoding::text::encode(&mut text, registry);
+    text
 }
 
 /// Returns true if a requirement of a volume's node affinity has this node as its first value, whatever its
@@ -731,6 +811,23 @@ fn volume_violations(
     violations
 }
 
+/// Returns a reader of the requests that the intent journals contain now.
+fn journal_reader(fixture: Arc<SimulationFixture>) -> JournalReader {
+    Arc::new(move || {
+        let fixture = Arc::clone(&fixture);
+        Box::pin(async move {
+            let shards = fixture.journal_shards().await;
+            let data = shards.iter().filter_map(|map| map.get("data")?.as_object());
+            let intents = data.flat_map(serde_json::Map::values).filter_map(Value::as_str);
+            let intents = intents.filter_map(|json| serde_json::from_str::<Intent>(json).ok());
+            intents
+                .flat_map(|intent| [Some(intent.request), intent.mended.map(|mended| mended.request)])
+                .flatten()
+                .collect()
+        })
+    })
+}
+
 /// Returns the handler of user actions during a driver call. The user is not a part of the process that makes
 /// the call: the action is a task of its own, which completes even if the process crashes. The returned
 /// future waits until the processes have seen the action.
@@ -750,8 +847,49 @@ fn user_action_handler(fixture: Arc<SimulationFixture>) -> UserActionHandler {
 
 #[cfg(test)]
 mod tests {
+    use cofferdam_domain::storage::ErrorKind;
+
     use super::*;
-    use crate::objects::class;
+    use crate::{
+        objects::{claim, class},
+        remaining_work::WorkKind,
+    };
+
+    /// The kinds of the work that new processes find, each once, in the order of [`WorkKind`].
+    async fn kinds_of_remaining_work(simulation: &Simulation) -> Vec<WorkKind> {
+        let found = simulation.remaining_work().await;
+        found.iter().map(|work| work.kind).collect::<BTreeSet<_>>().into_iter().collect()
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn new_processes_find_missed_work_once() {
+        let simulation = Simulation::new(&Role::ALL, Vec::new(), Vec::new());
+        for object in [class("gold"), claim("a", "gold")] {
+            simulation.fixture.perform(&UserAction::Create(object)).await;
+        }
+        let found = simulation.remaining_work().await;
+        let has = |kind, text: &str| {
+            found.iter().any(|work| work.kind == kind && work.description.starts_with(text))
+        };
+        assert!(has(WorkKind::Call, "create pvc-"), "{found:#?}");
+        assert!(has(WorkKind::Write, "create /persistentvolumes /pvc-"), "{found:#?}");
+        assert!(has(WorkKind::Write, "patch /persistentvolumeclaims default/a "), "{found:#?}");
+        assert_eq!(simulation.remaining_work().await, Vec::new());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_call_that_always_fails_remains() {
+        let faults = vec![DriverFault::Refuse(ErrorKind::Internal); 1000];
+        let simulation = Simulation::new(&Role::ALL, faults, Vec::new());
+        for object in [class("gold"), claim("a", "gold")] {
+            simulation.fixture.perform(&UserAction::Create(object)).await;
+        }
+        simulation.remaining_work().await;
+        assert_eq!(
+            kinds_of_remaining_work(&simulation).await,
+            [WorkKind::Write, WorkKind::Call, WorkKind::Retry]
+        );
+    }
 
     /// The process that makes the call may crash before the user's request is sent.
     #[tokio::test(start_paused = true)]

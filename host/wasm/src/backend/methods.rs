@@ -60,15 +60,53 @@ impl WasmBackend {
 fn checked_volume(volume: wit::Volume, redactor: &Redactor) -> Result<CreatedVolume, ContractViolation> {
     let volume = convert::created_volume(volume)?;
     LIMITS.check_created_volume(&volume)?;
+    check_no_secret_in_volume(&volume, redactor)?;
+    Ok(volume)
+}
+
+/// Rejects a volume with a secret of the call.
+fn check_no_secret_in_volume(volume: &CreatedVolume, redactor: &Redactor) -> Result<(), ContractViolation> {
     checks::check_no_secret_in_id("the volume handle", volume.handle.as_str(), redactor)?;
     checks::check_no_secret_in_map("the context", &volume.context, redactor)?;
     for segments in &volume.topology {
         checks::check_no_secret_in_map("the topology", segments, redactor)?;
     }
-    if let Some(connection_info) = &volume.connection_info {
-        checks::check_no_secret_in_map("the connection info", &connection_info.fields, redactor)?;
+    volume.connection_info.as_ref().map_or(Ok(()), |info| check_no_secret_in_connection_info(info, redactor))
+}
+
+/// Rejects connection info with a secret of the call.
+fn check_no_secret_in_connection_info(
+    connection_info: &ConnectionInfo,
+    redactor: &Redactor,
+) -> Result<(), ContractViolation> {
+    checks::check_no_secret_in_id("the connection info's kind", &connection_info.kind, redactor)?;
+    checks::check_no_secret_in_map("the connection info", &connection_info.fields, redactor)
+}
+
+/// Rejects a snapshot with a secret of the call.
+fn check_no_secret_in_snapshot(snapshot: &Snapshot, redactor: &Redactor) -> Result<(), ContractViolation> {
+    checks::check_no_secret_in_id("the snapshot handle", snapshot.handle.as_str(), redactor)?;
+    checks::check_no_secret_in_id("the snapshot's source", snapshot.source.as_str(), redactor)?;
+    if let Some(group) = &snapshot.group {
+        checks::check_no_secret_in_id("the group's handle", group.as_str(), redactor)?;
     }
-    Ok(volume)
+    let Some(owner) = &snapshot.owner else { return Ok(()) };
+    checks::check_no_secret_in_id("the owner's cluster", owner.cluster_id.as_str(), redactor)?;
+    checks::check_no_secret_in_id("the owner's snapshot", owner.snapshot_uid.as_str(), redactor)?;
+    checks::check_no_secret_in_id("the owner's content", &owner.content_name, redactor)
+}
+
+/// Rejects a volume's status with a secret of the call. The orphan report, a ConfigMap, has handles and
+/// owners of listed volumes.
+fn check_no_secret_in_status(status: &VolumeStatus, redactor: &Redactor) -> Result<(), ContractViolation> {
+    check_no_secret_in_volume(&status.volume, redactor)?;
+    for node in &status.published_node_ids {
+        checks::check_no_secret_in_id("the node id", node.as_str(), redactor)?;
+    }
+    let Some(owner) = &status.owner else { return Ok(()) };
+    checks::check_no_secret_in_id("the owner's cluster", owner.cluster_id.as_str(), redactor)?;
+    checks::check_no_secret_in_id("the owner's claim", owner.claim_uid.as_str(), redactor)?;
+    checks::check_no_secret_in_id("the owner's volume", owner.pv_name.as_str(), redactor)
 }
 
 /// Converts and checks a connection info.
@@ -78,7 +116,7 @@ fn checked_connection_info(
 ) -> Result<ConnectionInfo, ContractViolation> {
     let connection_info = convert::connection_info(connection_info)?;
     LIMITS.check_connection_info(&connection_info)?;
-    checks::check_no_secret_in_map("the connection info", &connection_info.fields, redactor)?;
+    check_no_secret_in_connection_info(&connection_info, redactor)?;
     Ok(connection_info)
 }
 
@@ -86,7 +124,7 @@ fn checked_connection_info(
 fn checked_snapshot(snapshot: wit::Snapshot, redactor: &Redactor) -> Result<Snapshot, ContractViolation> {
     let snapshot = convert::snapshot(snapshot);
     LIMITS.check_snapshot(&snapshot)?;
-    checks::check_no_secret_in_id("the snapshot handle", snapshot.handle.as_str(), redactor)?;
+    check_no_secret_in_snapshot(&snapshot, redactor)?;
     Ok(snapshot)
 }
 
@@ -98,6 +136,7 @@ fn checked_group_snapshot(
     let group = convert::group_snapshot(group);
     LIMITS.check_group_snapshot(&group)?;
     checks::check_no_secret_in_id("the group's handle", group.handle.as_str(), redactor)?;
+    group.snapshots.iter().try_for_each(|member| check_no_secret_in_snapshot(member, redactor))?;
     Ok(group)
 }
 
@@ -236,9 +275,10 @@ impl Backend for WasmBackend {
         let spec = CallSpec::list_snapshots(move |found, redactor| {
             let found = convert::snapshot_page(found);
             LIMITS.check_snapshot_page(&found, &page, source.as_ref())?;
-            for snapshot in &found.snapshots {
-                checks::check_no_secret_in_id("the snapshot handle", snapshot.handle.as_str(), redactor)?;
-            }
+            found
+                .snapshots
+                .iter()
+                .try_for_each(|snapshot| check_no_secret_in_snapshot(snapshot, redactor))?;
             Ok(found)
         });
         self.run_with_ability(Ability::Snapshots, call, spec, function)
@@ -287,7 +327,9 @@ impl Backend for WasmBackend {
         let function = exports::list_volumes(page.starting_token.clone(), page.max_entries);
         let spec = CallSpec::list_volumes(move |found, redactor| {
             let found = convert::volume_page(found, redactor)?;
-            LIMITS.check_volume_page(&found, &page).map(|()| found)
+            LIMITS.check_volume_page(&found, &page)?;
+            found.volumes.iter().try_for_each(|status| check_no_secret_in_status(status, redactor))?;
+            Ok(found)
         });
         self.run_with_ability(Ability::Listing, call, spec, function)
     }
@@ -297,6 +339,7 @@ impl Backend for WasmBackend {
         let spec = CallSpec::get_volume(move |found, redactor| {
             let status = convert::volume_status(found, redactor)?;
             LIMITS.check_volume_status(&status)?;
+            check_no_secret_in_status(&status, redactor)?;
             checks::check_same_handle("volume", &handle, &status.volume.handle).map(|()| status)
         });
         self.run_with_ability(Ability::Inspection, call, spec, function)

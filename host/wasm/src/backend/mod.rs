@@ -22,7 +22,7 @@ use crate::{
     digest::Digest,
     engine::EngineInner,
     exports::GuestFunction,
-    failure::{BreakerSignal, CallFailure},
+    failure::{BreakerSignal, CallFailure, task_failure},
     inspect::ComponentInterfaces,
     metrics::DriverMetrics,
     usage::CallUsage,
@@ -145,7 +145,7 @@ impl WasmBackend {
         let span = tracing::debug_span!("backend", driver = %self.driver(), method);
         let task = {
             let backend = Arc::clone(&backend);
-            let exchange = GuestExchange::new(&backend, method);
+            let exchange = GuestExchange::new(&backend, method).checking_secrets(&call);
             async move {
                 let BackendInner { runner, concurrency, .. } = &*backend;
                 let result = runner.run(started, call, spec, concurrency, exchange, function).await;
@@ -156,7 +156,8 @@ impl WasmBackend {
         async move {
             backend.engine.guest_runtime().spawn(task.instrument(span)).await.unwrap_or_else(|error| {
                 let driver = &backend.description.name;
-                tracing::error!(%driver, method, %error, "the host failed while it ran a backend");
+                let error = task_failure(&error);
+                tracing::error!(%driver, method, error, "the host failed while it ran a backend");
                 let exchange = GuestExchange::<T>::new(&backend, method);
                 Err(backend.runner.record_lost_call(started, method, exchange, CallFailure::Panic))
             })
@@ -177,12 +178,26 @@ struct GuestExchange<T> {
     /// The circuit breaker's permit; `None` until admission, after a rejected readmission, and once the
     /// result is recorded.
     breaker_permit: Option<BreakerPermit>,
+    /// True if the caller passed secrets that the operator has not granted to the backend.
+    has_denied_secrets: bool,
     response: PhantomData<fn() -> T>,
 }
 
 impl<T> GuestExchange<T> {
     fn new(backend: &Arc<BackendInner>, method: &'static str) -> Self {
-        Self { backend: Arc::clone(backend), method, breaker_permit: None, response: PhantomData }
+        Self {
+            backend: Arc::clone(backend),
+            method,
+            breaker_permit: None,
+            has_denied_secrets: false,
+            response: PhantomData,
+        }
+    }
+
+    /// Checks that the backend may have the secrets that the caller passed.
+    fn checking_secrets(self, call: &Call) -> Self {
+        let is_granted = self.backend.shared_state.class_secrets;
+        Self { has_denied_secrets: !is_granted && !call.secrets.is_empty(), ..self }
     }
 }
 
@@ -198,6 +213,9 @@ impl<T: Send + 'static> Exchange for GuestExchange<T> {
     }
 
     async fn perform(&mut self, context: CallContext, function: GuestFunction<T>) -> Result<T, CallFailure> {
+        if self.has_denied_secrets {
+            return Err(CallFailure::SecretsNotGranted);
+        }
         let backend = Arc::clone(&self.backend);
         // Before `reached`: a call without an instance has no effect.
         let _instance_permit = backend.shared_state.acquire_instance(context.deadline).await?;

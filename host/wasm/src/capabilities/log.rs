@@ -2,8 +2,11 @@
 
 use wasmtime::component::HasData;
 
-use crate::bindings::cofferdam::storage::log::{Host, Level as GuestLevel};
-use cofferdam_backend::{Redactor, checks};
+use crate::{
+    bindings::cofferdam::storage::log::{Host, Level as GuestLevel},
+    convert,
+};
+use cofferdam_backend::Redactor;
 
 /// Target of guests' lines, so that a filter can choose them.
 const LOG_TARGET: &str = "cofferdam_wasm::guest";
@@ -75,7 +78,7 @@ impl Host for LogView<'_> {
         if !self.log.try_charge(bytes) {
             return Ok(());
         }
-        let shown = |text: &str| checks::printable(&self.redactor.redact(text));
+        let shown = |text: &str| convert::redacted(text, self.redactor);
         let mut line = shown(&message);
         for (key, value) in &fields {
             line.push_str(&format!(" {}={:?}", shown(key), shown(value)));

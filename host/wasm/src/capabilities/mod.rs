@@ -108,7 +108,11 @@ impl Capabilities {
     }
 
     fn session(&mut self) -> SessionView<'_> {
-        SessionView { session: &mut self.session, secrets: &self.context.secrets }
+        SessionView {
+            session: &mut self.session,
+            secrets: &self.context.secrets,
+            redactor: &self.context.redactor,
+        }
     }
 
     fn http(&mut self) -> HttpView<'_> {

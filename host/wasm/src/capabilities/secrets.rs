@@ -61,13 +61,13 @@ impl secrets::Host for SecretsView<'_> {
 
     fn get(&mut self, name: String) -> wasmtime::Result<Option<Resource<SecretHandle>>> {
         let Some(secret) = self.secrets.get(&name) else { return Ok(None) };
-        Ok(Some(self.handles.push(SecretHandle(secret.clone()))?))
+        Ok(Some(self.handles.push(SecretHandle { name, secret: secret.clone() })?))
     }
 }
 
 impl reveal::Host for SecretsView<'_> {
     fn reveal(&mut self, handle: Resource<SecretHandle>) -> wasmtime::Result<String> {
-        Ok(self.handles.get(&handle)?.0.expose().to_owned())
+        Ok(self.handles.get(&handle)?.secret.expose().to_owned())
     }
 }
 

@@ -9,6 +9,7 @@ use std::{
     time::Duration,
 };
 
+use cofferdam_backend::{MAX_DERIVED_SECRETS, Redactor};
 use cofferdam_domain::storage::Secrets;
 use tokio::{
     sync::{Notify, OwnedMutexGuard},
@@ -306,16 +307,35 @@ impl Session {
 pub(crate) struct SessionView<'a> {
     pub(crate) session: &'a mut Session,
     pub(crate) secrets: &'a Secrets,
+    pub(crate) redactor: &'a Redactor,
 }
 
 impl HasData for SessionView<'static> {
     type Data<'a> = SessionView<'a>;
 }
 
+impl SessionView<'_> {
+    /// Adds a value to the texts that are redacted: it is a login token. A value that is not text cannot
+    /// occur in one. The error is that the call has too many tokens.
+    fn add_token(&self, value: &[u8]) -> Result<(), SessionError> {
+        let token = std::str::from_utf8(value).unwrap_or_default().trim();
+        if self.redactor.add_token(token) {
+            return Ok(());
+        }
+        Err(SessionError::Full(bound(MAX_DERIVED_SECRETS, MAX_DERIVED_SECRETS.saturating_add(1))))
+    }
+}
+
 impl Host for SessionView<'_> {
     async fn acquire(&mut self, key: String) -> wasmtime::Result<Result<Acquired, SessionError>> {
         let tenant = Tenant::from_secrets(self.secrets);
-        Ok(self.session.acquire(tenant, &key).await)
+        let acquired = self.session.acquire(tenant, &key).await;
+        Ok(acquired.and_then(|acquired| {
+            if let Acquired::Found(entry) = &acquired {
+                self.add_token(&entry.value)?;
+            }
+            Ok(acquired)
+        }))
     }
 
     fn put(
@@ -325,7 +345,8 @@ impl Host for SessionView<'_> {
         ttl_ms: u64,
     ) -> wasmtime::Result<Result<u64, SessionError>> {
         let tenant = Tenant::from_secrets(self.secrets);
-        Ok(self.session.put(tenant, &key, value, Duration::from_millis(ttl_ms)))
+        let added = self.add_token(&value);
+        Ok(added.and_then(|()| self.session.put(tenant, &key, value, Duration::from_millis(ttl_ms))))
     }
 
     fn release(&mut self, key: String) -> wasmtime::Result<()> {

@@ -36,7 +36,9 @@ pub(crate) async fn load(
     limits: Limits,
 ) -> Result<Arc<WasmBackend>, LoadError> {
     let source = ComponentSource::Bytes { name: "guest.wasm".to_owned(), bytes };
-    engine.load(source, BackendConfig { settings: settings(pairs), limits, ..BackendConfig::default() }).await
+    let settings = settings(pairs);
+    let config = BackendConfig { settings, limits, class_secrets: true, ..BackendConfig::default() };
+    engine.load(source, config).await
 }
 
 pub(crate) async fn load_memory_backend(engine: &Engine, pairs: &[(&str, &str)]) -> Arc<WasmBackend> {

@@ -147,6 +147,12 @@ async fn answer(
         "/echo" => Bytes::from(format!("{} {} {}", head.method, head.uri, body.len())),
         "/authorization" => header("authorization").unwrap_or_default(),
         "/api-key" => header("x-api-key").unwrap_or_default(),
+        // A login: the token names the password, as the tokens of no real server do.
+        "/login" => {
+            let password = header("authorization").unwrap_or_default();
+            Bytes::from(format!("token-for-{}", String::from_utf8_lossy(&password).replace("Bearer ", "")))
+        }
+        "/token" => header("x-auth-token").unwrap_or_default(),
         "/redirect" => {
             response = response.status(StatusCode::FOUND).header("location", "http://169.254.169.254/latest");
             Bytes::new()
@@ -265,7 +271,8 @@ pub(crate) async fn load(
 ) -> Result<Arc<WasmBackend>, LoadError> {
     let source = ComponentSource::Bytes { name: "net.wasm".to_owned(), bytes: cofferdam_test_guests::NET };
     let grants = Grant::DEFAULT.into_iter().chain([Grant::Reveal]).collect();
-    let config = BackendConfig { http: HttpConfig { origins }, limits, grants, ..BackendConfig::default() };
+    let http = HttpConfig { origins };
+    let config = BackendConfig { http, limits, grants, class_secrets: true, ..BackendConfig::default() };
     engine.load(source, config).await
 }
 

@@ -9,7 +9,6 @@ use std::{
 
 use anyhow::{Context as _, Result, ensure};
 use futures::{Stream, StreamExt as _, TryStreamExt as _, stream};
-use http::Request;
 use kube::Client;
 
 use crate::{
@@ -74,7 +73,7 @@ impl CofferdamProcess {
     }
 
     async fn metrics(&self) -> Result<String> {
-        Ok(self.client.request_text(Request::get("/metrics").body(Vec::new())?).await?)
+        control_plane::metrics_page(&self.client).await
     }
 
     /// Lines of the metrics that count or time this process's DeleteVolume calls; empty if it made none.

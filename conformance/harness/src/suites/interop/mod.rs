@@ -20,6 +20,7 @@ use kube::{
 use crate::{
     control_plane::{ControlPlane, ControlPlaneOptions},
     implementation::Implementation,
+    metric_names::{self, UpstreamProgram},
     node::KubeletNode,
     pod,
     run::SuiteRun,
@@ -67,7 +68,12 @@ pub(super) async fn run(run: &SuiteRun) -> Result<()> {
     let storage = DriverUnderTest::start_go(run, &node).await?;
     GO_DRIVER.run(run, &mut plane, &node, storage).await?;
     node.stop().await?;
-    plane.stop().await
+    plane.stop().await?;
+    let sidecar = |name| UpstreamProgram { name, prefixes: metric_names::SIDECAR_PREFIXES };
+    let attach_detach =
+        UpstreamProgram { name: "kube-controller-manager", prefixes: &["attach", "storage_"] };
+    let sidecars = ["csi-provisioner", "csi-attacher", "csi-resizer"].map(sidecar);
+    metric_names::compare(run, &[&sidecars[..], &[attach_detach]].concat())
 }
 
 impl SwapRound {

@@ -6,13 +6,12 @@ use std::{
 };
 
 use anyhow::{Context as _, Result, ensure};
-use http::Request;
 use kube::Client;
 use serde_json::Value;
 
 use crate::{
     backend::{BackendFixture, NodeRoles},
-    cofferdam,
+    cofferdam, control_plane,
     driver::CsiDriverProcess,
     node::KubeletNode,
     process::{self, ManagedProcess},
@@ -140,7 +139,7 @@ async fn list_volumes(run: &SuiteRun, socket: &Path) -> Result<Vec<Value>> {
 
 /// Calls of each controller method of `csi-server` with the result OK.
 async fn ok_call_counts(client: &Client) -> Result<BTreeMap<String, u64>> {
-    let text = client.request_text(Request::get("/metrics").body(Vec::new())?).await?;
+    let text = control_plane::metrics_page(client).await?;
     let mut calls = BTreeMap::new();
     for line in text.lines().filter(|line| line.starts_with("cofferdam_csi_server_operations_seconds_count{"))
     {

@@ -21,11 +21,12 @@ use crate::{
     cli::backend::{CallFlags, CallFormat, ContractFunction},
     config::GoDuration,
     error::CommandError,
+    style::TerminalText,
 };
 
 /// Printed by text output if the component has the grant `state` and no file for the state is configured.
 const STATE_NOT_KEPT_NOTE: &str =
-    "the state was empty before this call and is now discarded: --state FILE keeps it for the next call\n";
+    "the state was empty before this call and is now discarded: --state FILE keeps it for the next call";
 
 /// Calls a function of the driver. Returns the text to print, and `true` if the driver returned no error.
 ///
@@ -35,7 +36,7 @@ const STATE_NOT_KEPT_NOTE: &str =
 pub(crate) async fn call(
     flags: CallFlags,
     environment: &HashMap<String, String>,
-) -> Result<(String, bool), CommandError> {
+) -> Result<(TerminalText, bool), CommandError> {
     let deadline = flags
         .timeout
         .parse::<GoDuration>()
@@ -63,7 +64,7 @@ pub(crate) async fn call(
     let success = outcome.is_ok();
     let mut output = format_outcome(&outcome, duration, Some(backend.last_usage()), flags.output);
     if loses_state && flags.output == CallFormat::Text {
-        output.push_str(STATE_NOT_KEPT_NOTE);
+        output.push_line(STATE_NOT_KEPT_NOTE);
     }
     Ok((output, success))
 }
@@ -81,7 +82,7 @@ fn format_outcome(
     duration: Duration,
     usage: Option<CallUsage>,
     format: CallFormat,
-) -> String {
+) -> TerminalText {
     let error = |error: &StorageError| {
         serde_json::json!({
             "kind": error.kind.as_str(),
@@ -107,18 +108,21 @@ fn format_outcome(
                     object.insert("cpuMilliseconds".to_owned(), cpu_ms.into());
                 }
             }
-            format!("{output:#}\n")
+            TerminalText::from_json(&output)
         }
         CallFormat::Text => {
-            let response = match outcome {
-                Ok(Value::Null) => "done".to_owned(),
-                Ok(response) => format!("{response:#}"),
-                Err(failed) => format!("{failed} ({:?})", failed.finality),
-            };
+            let mut text = TerminalText::default();
+            match outcome {
+                Ok(Value::Null) => text.push_line("done"),
+                Ok(response) => text.push(TerminalText::from_json(response)),
+                Err(failed) => text.push_line(format!("{failed} ({:?})", failed.finality)),
+            }
             let usage_text = usage.map_or_else(String::new, |usage| {
                 format!(", cpu {:.1?}, memory {} KiB", usage.cpu_time, usage.memory_bytes.div_ceil(1024))
             });
-            format!("{response}\n\ntook {duration:.1?}{usage_text}\n")
+            text.push_line("");
+            text.push_line(format!("took {duration:.1?}{usage_text}"));
+            text
         }
     }
 }

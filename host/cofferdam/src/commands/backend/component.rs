@@ -52,6 +52,7 @@ impl ConfiguredComponent {
         config.grants.extend(parse_grants(&flags.grants)?);
         apply_flags(&mut config, flags);
         let secrets = resolve_secrets(&flags.secrets, environment)?;
+        config.class_secrets |= !secrets.is_empty();
         Ok(Self { engine, name, source: ComponentSource::File(flags.file.clone()), config, secrets })
     }
 

@@ -14,6 +14,7 @@ use crate::{
     cli::backend::{ComponentFlags, InspectFormat},
     drivers::{DriverLoader, csi_config},
     error::CommandError,
+    style::TerminalText,
     table::TextTable,
 };
 
@@ -68,7 +69,7 @@ pub(crate) async fn inspect(
     flags: &ComponentFlags,
     output: InspectFormat,
     environment: &HashMap<String, String>,
-) -> Result<String, CommandError> {
+) -> Result<TerminalText, CommandError> {
     if output == InspectFormat::Manifest {
         let problem = "--output manifest is for components: a CSI driver has its own Node service";
         return Err(BackendCommandError::Argument(problem.to_owned()).into());
@@ -90,7 +91,7 @@ pub(crate) async fn inspect(
             },
             "abilities": abilities,
         });
-        return Ok(format!("{output_json:#}\n"));
+        return Ok(TerminalText::from_json(&output_json));
     }
     let list = |items: &[&str]| if items.is_empty() { "nothing".to_owned() } else { items.join(", ") };
     let features: Vec<_> = description.features.iter().map(String::as_str).collect();
@@ -105,5 +106,5 @@ pub(crate) async fn inspect(
     ] {
         table.push([name.to_owned(), value]);
     }
-    Ok(table.to_string())
+    Ok(table.to_text())
 }

@@ -17,6 +17,7 @@ use crate::{
     cli::backend::{InspectFlags, InspectFormat},
     client::one_line,
     error::CommandError,
+    style::TerminalText,
     table::TextTable,
 };
 
@@ -39,7 +40,7 @@ struct ComponentReport {
 pub(crate) async fn inspect(
     flags: InspectFlags,
     environment: &HashMap<String, String>,
-) -> Result<String, CommandError> {
+) -> Result<TerminalText, CommandError> {
     if csi::is_socket(&flags.component.file) {
         return csi::inspect(&flags.component, flags.output, environment).await;
     }
@@ -54,7 +55,7 @@ pub(crate) async fn inspect(
         ComponentReport { file: flags.component.file.display().to_string(), inspection, description };
     match flags.output {
         InspectFormat::Text => Ok(report.text()),
-        InspectFormat::Json => Ok(format!("{:#}\n", report.json())),
+        InspectFormat::Json => Ok(TerminalText::from_json(&report.json())),
         InspectFormat::Manifest => report.manifest(),
     }
 }
@@ -73,6 +74,12 @@ impl ComponentReport {
         let by_default = Grant::DEFAULT;
         let grants = self.inspection.interfaces.grants.iter().filter(|grant| !by_default.contains(grant));
         names(grants.map(|grant| grant.as_str()))
+    }
+
+    /// The key of the configuration that grants the secrets of classes, if the component can use secrets.
+    fn optional_grants(&self) -> Vec<String> {
+        let uses_secrets = self.inspection.interfaces.grants.contains(&Grant::Secrets);
+        uses_secrets.then(|| "class-secrets".to_owned()).into_iter().collect()
     }
 
     fn abilities(&self) -> Vec<String> {
@@ -122,14 +129,18 @@ impl ComponentReport {
             "contract": "cofferdam:storage@0.1.0",
             "description": description,
             "abilities": self.abilities(),
-            "grants": { "requested": self.grants(), "requireConfiguration": self.grants_by_configuration() },
+            "grants": {
+                "requested": self.grants(),
+                "requireConfiguration": self.grants_by_configuration(),
+                "optional": self.optional_grants(),
+            },
             "imports": { "all": self.inspection.interfaces.imports, "inert": self.inert_imports() },
             "exports": self.inspection.interfaces.exports,
         })
     }
 
     /// The manifest for the role `node`, which serves a driver without running it.
-    fn manifest(&self) -> Result<String, CommandError> {
+    fn manifest(&self) -> Result<TerminalText, CommandError> {
         let description =
             self.description.as_ref().map_err(|problem| BackendCommandError::Describe(problem.clone()))?;
         let digest: Digest = self.inspection.digest;
@@ -144,10 +155,10 @@ impl ComponentReport {
             "features": description.features,
             "abilities": self.abilities(),
         });
-        Ok(format!("{manifest:#}\n"))
+        Ok(TerminalText::from_json(&manifest))
     }
 
-    fn text(&self) -> String {
+    fn text(&self) -> TerminalText {
         let ComponentInfo { digest, size, .. } = &self.inspection;
         let list =
             |items: Vec<String>| if items.is_empty() { "nothing".to_owned() } else { items.join(", ") };
@@ -191,9 +202,10 @@ impl ComponentReport {
         }
         rows.push(("requested grants", list(self.grants())));
         rows.push(("grants that need configuration", list(self.grants_by_configuration())));
+        rows.push(("optional grants", list(self.optional_grants())));
         rows.push(("inert imports", list(self.inert_imports())));
         let mut table = TextTable::without_header();
         rows.into_iter().for_each(|(name, value)| table.push([name.to_owned(), value]));
-        table.to_string()
+        table.to_text()
     }
 }

@@ -11,7 +11,7 @@ mod test;
 
 use std::collections::HashMap;
 
-use crate::{cli::backend::BackendCommand, error::CommandError};
+use crate::{cli::backend::BackendCommand, error::CommandError, style::TerminalText};
 
 /// Runs a command; returns the text to print, and `false` if a driver's call or a case of the suite failed,
 /// or if no case passed.
@@ -21,9 +21,9 @@ use crate::{cli::backend::BackendCommand, error::CommandError};
 pub(crate) async fn run(
     command: BackendCommand,
     environment: &HashMap<String, String>,
-) -> Result<(String, bool), CommandError> {
+) -> Result<(TerminalText, bool), CommandError> {
     match command {
-        BackendCommand::New(flags) => Ok((new::new(&flags)?, true)),
+        BackendCommand::New(flags) => Ok((TerminalText::from_lines(&new::new(&flags)?), true)),
         BackendCommand::Inspect(flags) => Ok((inspect::inspect(*flags, environment).await?, true)),
         BackendCommand::Call(flags) => call::call(*flags, environment).await,
         BackendCommand::Test(flags) => test::test(*flags, environment).await,

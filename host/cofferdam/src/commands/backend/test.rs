@@ -17,6 +17,7 @@ use crate::{
     cli::backend::{ReportFormat, TestFlags},
     config::GoDuration,
     error::CommandError,
+    style::TerminalText,
 };
 
 /// Random seeds are below this number, so that users can type them to repeat a run.
@@ -31,7 +32,7 @@ const MIN_VOLUME_SIZE: u64 = 4_096;
 pub(crate) async fn test(
     flags: TestFlags,
     environment: &HashMap<String, String>,
-) -> Result<(String, bool), CommandError> {
+) -> Result<(TerminalText, bool), CommandError> {
     if csi::is_socket(&flags.component.file) {
         let problem = "backend test is for components: csi-sanity of csi-test is the suite for CSI drivers";
         return Err(BackendCommandError::Argument(problem.to_owned()).into());
@@ -49,9 +50,9 @@ pub(crate) async fn test(
     let report =
         report.map_err(|source| CommandError::Component { name: component.name, source: source.into() })?;
     let text = match output {
-        ReportFormat::Text => report.to_text(io::stdout().is_terminal()),
-        ReportFormat::Json => format!("{:#}\n", report.to_json()),
-        ReportFormat::Junit => report.to_junit(),
+        ReportFormat::Text => TerminalText::from_coloured_lines(&report.to_text(io::stdout().is_terminal())),
+        ReportFormat::Json => TerminalText::from_json(&report.to_json()),
+        ReportFormat::Junit => TerminalText::from_lines(&report.to_junit()),
     };
     Ok((text, report.is_passed()))
 }

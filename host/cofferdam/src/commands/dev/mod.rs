@@ -7,7 +7,6 @@ mod timeline;
 
 use std::{
     collections::HashMap,
-    fmt::Write as _,
     io,
     net::{Ipv4Addr, SocketAddr},
     path::{Path, PathBuf},
@@ -43,8 +42,9 @@ use crate::{
     error::CommandError,
     logging, process_metrics,
     signals::{ProcessOutcome, Signals},
-    style::{Colour, Style},
+    style::{Colour, Style, TerminalText},
     supervisor::{self, SupervisedProcess, Workload},
+    telemetry,
 };
 
 /// Namespace of the intent journal, the restore marker and the orphan reports.
@@ -218,7 +218,7 @@ impl DevSession {
         )?;
         let process = Arc::new(process);
         let workload = Workload { controllers: Some(Arc::clone(&process)), ..Workload::default() };
-        let mut running = supervisor::start(workload, registry, configuration.http_endpoint.as_ref()).await?;
+        let mut running = supervisor::start(workload, registry, &telemetry::endpoints(configuration)).await?;
         let mut ready = process.ready();
         tokio::select! {
             failure = running.wait_for_failure() => return Err(failure),
@@ -273,41 +273,44 @@ impl DevSession {
         Ok(true)
     }
 
-    fn startup_text(&self, start: Instant, style: Style) -> String {
-        let mut text = String::new();
-        let mut row = |name: &str, value: &str| {
-            // Writing to a string cannot fail.
-            let _ = writeln!(text, "  {}  {value}", style.paint(Colour::Dim, &format!("{name:<8}")));
+    fn startup_text(&self, start: Instant, style: Style) -> TerminalText {
+        let head =
+            format!("cofferdam {}, ready in {} ms", env!("CARGO_PKG_VERSION"), start.elapsed().as_millis());
+        let mut text = TerminalText::default();
+        text.push_line(style.paint(Colour::Bold, head));
+        let mut row = |name: &str, value: TerminalText| {
+            text.push("  ");
+            text.push(style.paint(Colour::Dim, format!("{name:<8}")));
+            text.push("  ");
+            text.push_line(value);
         };
-        row("api", &format!("https://{}", self.serving.local_addr()));
+        row("api", format!("https://{}", self.serving.local_addr()).into());
         for (driver, class) in self.drivers.iter().zip(&self.classes) {
             let backend = driver.backend();
             let description = backend.description();
             row(
                 "driver",
-                &format!("{} {}, {}", description.name, description.version, driver.location_text()),
+                format!("{} {}, {}", description.name, description.version, driver.location_text()).into(),
             );
-            row("class", class);
+            row("class", class.into());
         }
         match &self.nodes {
             Some(nodes) => {
-                row("nodes", &nodes.describe());
-                nodes.driver_notes().for_each(|exception| row("", &exception));
+                row("nodes", nodes.describe().into());
+                nodes.driver_notes().for_each(|exception| row("", exception.into()));
             }
-            None => row("nodes", "none: pods do not start"),
+            None => row("nodes", "none: pods do not start".into()),
         }
-        row("kubectl", &style.paint(Colour::Bold, &export_command(self.kubeconfig.path())));
-        let head =
-            format!("cofferdam {}, ready in {} ms", env!("CARGO_PKG_VERSION"), start.elapsed().as_millis());
-        format!("{}\n{text}", style.paint(Colour::Bold, &head))
+        row("kubectl", style.paint(Colour::Bold, export_command(self.kubeconfig.path())));
+        text
     }
 
-    fn usage_text(&self, style: Style) -> String {
+    fn usage_text(&self, style: Style) -> TerminalText {
         let text = format!(
             "Press Ctrl-C to stop; to use kubectl in another terminal: {}",
             export_command(self.kubeconfig.path())
         );
-        style.paint(Colour::Dim, &text)
+        style.paint(Colour::Dim, text)
     }
 }
 

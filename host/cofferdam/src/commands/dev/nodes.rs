@@ -3,7 +3,7 @@
 use std::{
     fs::{self, DirBuilder},
     io,
-    os::unix::fs::DirBuilderExt as _,
+    os::unix::{ffi::OsStrExt as _, fs::DirBuilderExt as _},
     path::{Path, PathBuf},
     sync::Arc,
     time::Duration,
@@ -363,15 +363,18 @@ impl NodesDirectory {
     /// Returns a mount point in the directory, or the error if the mount table cannot be read: data of a
     /// volume must never be deleted with the directory. `None` if nothing is mounted there.
     fn find_mount(&self) -> Option<String> {
-        let table = match fs::read_to_string("/proc/self/mountinfo") {
+        // Bytes: another mount of this machine may have a path that is not UTF-8.
+        let table = match fs::read("/proc/self/mountinfo") {
             Ok(table) => table,
             // Other systems have no real mounts.
             Err(error) if error.kind() == io::ErrorKind::NotFound => return None,
             Err(error) => return Some(error.to_string()),
         };
-        let prefix = self.path.display().to_string();
-        let mount_points = table.lines().filter_map(|line| line.split(' ').nth(4));
-        mount_points.filter(|mount_point| mount_point.starts_with(&prefix)).map(str::to_owned).next()
+        let prefix = self.path.as_os_str().as_bytes();
+        let lines = table.split(|byte| *byte == b'\n');
+        let mut mount_points = lines.filter_map(|line| line.split(|byte| *byte == b' ').nth(4));
+        let mount_point = mount_points.find(|mount_point| mount_point.starts_with(prefix))?;
+        Some(String::from_utf8_lossy(mount_point).into_owned())
     }
 }
 

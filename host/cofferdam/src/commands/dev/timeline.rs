@@ -22,7 +22,7 @@ use tokio::{
     time::Instant,
 };
 
-use crate::style::{Colour, Style};
+use crate::style::{Colour, Style, TerminalText};
 
 /// Maximum number of lines that wait for the terminal. Lines beyond it are dropped and counted, so that a
 /// slow terminal does not block the roles.
@@ -71,7 +71,7 @@ pub(crate) enum TimelineLineKind {
 
 enum TimelineMessage {
     Line(TimelineLine),
-    Text(String),
+    Text(TerminalText),
 }
 
 /// Collects lines; clones share the output.
@@ -141,7 +141,7 @@ impl Timeline {
     }
 
     /// Adds text outside of the table.
-    pub(crate) fn text(&self, text: impl Into<String>) {
+    pub(crate) fn text(&self, text: impl Into<TerminalText>) {
         self.shared.send(TimelineMessage::Text(text.into()));
     }
 
@@ -280,7 +280,7 @@ impl<W: Write> TimelineWriter<W> {
         match message {
             TimelineMessage::Text(text) => {
                 self.write_buffered(None)?;
-                writeln!(self.out, "{text}")
+                writeln!(self.out, "{}", text.as_str())
             }
             TimelineMessage::Line(line) => {
                 let due = line.finished_at.checked_sub(REORDER_DELAY);
@@ -301,7 +301,7 @@ impl<W: Write> TimelineWriter<W> {
             .map_or(self.buffered.len(), |at| self.buffered.partition_point(|line| line.started_at() <= at));
         for line in self.buffered.drain(..count) {
             self.width = self.width.max(line.object.chars().count()).min(OBJECT_WIDTH.1);
-            writeln!(self.out, "{}", render(&line, self.width, self.style))?;
+            writeln!(self.out, "{}", render(&line, self.width, self.style).as_str())?;
         }
         Ok(())
     }
@@ -341,7 +341,8 @@ fn run_printer<W: Write>(
         let dropped = shared.dropped.swap(0, Ordering::Relaxed);
         if dropped > 0 {
             writer.write_buffered(None)?;
-            writeln!(writer.out, "{}", style.paint(Colour::Dim, &format!("… {dropped} lines dropped")))?;
+            let line = style.paint(Colour::Dim, format!("… {dropped} lines dropped"));
+            writeln!(writer.out, "{}", line.as_str())?;
         }
         if receiver.is_empty() {
             writer.out.flush()?;
@@ -352,16 +353,16 @@ fn run_printer<W: Write>(
 }
 
 /// The header of the table.
-pub(crate) fn table_header(style: Style) -> String {
+pub(crate) fn table_header(style: Style) -> TerminalText {
     let width = OBJECT_WIDTH.0;
     let text = format!(
         "{:>9}  {:width$}  {:COMPONENT_WIDTH$}  {:MESSAGE_WIDTH$}  DURATION",
         "TIME", "OBJECT", "COMPONENT", "MESSAGE"
     );
-    style.paint(Colour::Dim, &text)
+    style.paint(Colour::Dim, text)
 }
 
-fn render(line: &TimelineLine, width: usize, style: Style) -> String {
+fn render(line: &TimelineLine, width: usize, style: Style) -> TerminalText {
     let time = format!("{:>8.3}s", line.started_at().as_secs_f64());
     let duration = line.duration.map(format_duration).unwrap_or_default();
     let message = match line.kind {
@@ -377,15 +378,18 @@ fn render(line: &TimelineLine, width: usize, style: Style) -> String {
         TimelineLineKind::User => Colour::Bold,
         TimelineLineKind::Object => Colour::Cyan,
     };
-    let row = format!(
-        "{}  {:width$}  {}  {}  {}",
-        style.paint(Colour::Dim, &time),
-        line.object,
-        style.paint(Colour::Dim, &format!("{:COMPONENT_WIDTH$}", line.component)),
-        style.paint(colour, &message),
-        style.paint(Colour::Dim, &duration),
-    );
-    row.trim_end().to_owned()
+    let mut object = TerminalText::from(&line.object);
+    object.pad_to(width);
+    let cells = [
+        style.paint(Colour::Dim, time),
+        object,
+        style.paint(Colour::Dim, format!("{:COMPONENT_WIDTH$}", line.component)),
+        style.paint(colour, message),
+        style.paint(Colour::Dim, duration),
+    ];
+    let mut row = TerminalText::join(cells, "  ");
+    row.trim_end();
+    row
 }
 
 /// Shortens uids to their first part.

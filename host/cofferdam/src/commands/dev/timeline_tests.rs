@@ -70,6 +70,17 @@ async fn a_terminal_gets_colours() {
 }
 
 #[tokio::test]
+async fn a_message_has_no_escape_sequences_of_its_own() {
+    let text = print_timeline(Style { colours: false }, |timeline| {
+        timeline.on_step(step(StepResult::Failed, "Internal: a\u{1b}[2J\nb\u{202e}", None));
+        timeline.line("demo", TimelineLineKind::User, "default/\u{9b}1m", "deleted", None);
+    })
+    .await;
+    assert!(text.contains("Internal: a\\u{1b}[2J\\u{a}b\\u{202e}\n"), "{text}");
+    assert!(text.contains("default/\\u{9b}1m  "), "{text}");
+}
+
+#[tokio::test]
 async fn a_repeated_wait_is_printed_once_until_another_step() {
     let text = print_timeline(Style { colours: false }, |timeline| {
         timeline.on_step(step(StepResult::Waiting, "for a driver", None));
@@ -92,7 +103,7 @@ async fn dropped_lines_are_counted() {
         last_steps: Mutex::new(HashMap::new()),
     };
     for text in ["first", "second", "third"] {
-        shared.send(TimelineMessage::Text(text.to_owned()));
+        shared.send(TimelineMessage::Text(text.into()));
     }
     shared.sender.lock().take();
     let output = SharedOutput::default();
@@ -124,7 +135,7 @@ fn lines_are_sorted_by_start_time() {
         line("the short step", 1002, Some(3)),
         line("later", 1030, None),
         line("a long step, when it is done", 1031, Some(900)),
-        TimelineMessage::Text("the end".to_owned()),
+        TimelineMessage::Text("the end".into()),
     ] {
         writer.write_message(message).unwrap();
     }

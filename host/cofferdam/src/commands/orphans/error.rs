@@ -2,6 +2,7 @@
 
 use jiff::Timestamp;
 
+use super::scope::ReportScope;
 use crate::{config::GoDuration, error::CommandError};
 
 /// An error of an `orphans` command.
@@ -13,12 +14,12 @@ pub(crate) enum OrphansError {
     Read(String),
     #[error("cannot request the deletion: {0}")]
     RequestDeletion(String),
-    #[error("no process reports about driver {0}: expected one that runs the role provisioner with it")]
-    NoReport(String),
     #[error(
-        "driver {driver} has reports in the namespaces {namespaces}: expected --namespace with one of them"
+        "driver {driver} has no orphan report {scope}: expected one from a process that runs the role \
+         provisioner with it{}",
+        scope.hint()
     )]
-    MultipleReports { driver: String, namespaces: String },
+    NoReport { driver: String, scope: ReportScope },
     #[error("flag --timeout: {0}")]
     Timeout(String),
     #[error(
@@ -30,15 +31,15 @@ pub(crate) enum OrphansError {
     UnreadableRequest(String),
     #[error(
         "no response within {limit}: the request remains, and is refused if it has not started after an \
-         hour; `cofferdam orphans --driver {driver}` shows its result. Expected a process to run the role \
-         provisioner with the driver"
+         hour; `cofferdam orphans --namespace {namespace} --driver {driver}` shows its result. Expected a \
+         process to run the role provisioner with the driver"
     )]
-    ResponseTimeout { driver: String, limit: GoDuration },
+    ResponseTimeout { driver: String, namespace: String, limit: GoDuration },
     #[error(
-        "the request was withdrawn, or a later one was completed: `cofferdam orphans --driver {0}` shows the \
-         remaining volumes"
+        "the request was withdrawn, or a later one was completed: `cofferdam orphans --namespace {namespace} \
+         --driver {driver}` shows the remaining volumes"
     )]
-    RequestReplaced(String),
+    RequestReplaced { driver: String, namespace: String },
 }
 
 impl From<OrphansError> for CommandError {

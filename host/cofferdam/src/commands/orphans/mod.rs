@@ -5,35 +5,36 @@
 //! request to the provisioner of the driver, which checks the volume again.
 
 mod error;
-mod report;
+pub(crate) mod report;
+pub(crate) mod scope;
 mod table;
 
 use std::{collections::HashMap, time::Duration};
 
-use cofferdam_cluster::orphan_report;
 use cofferdam_controllers::orphans::report::{
-    DELETE, DELETING, DeletionRequest, DeletionResponse, DeletionResult, ScanReport,
+    DELETE, DELETING, DeletionRequest, DeletionResponse, DeletionResult,
 };
-use cofferdam_domain::{DriverName, VolumeHandle};
+use cofferdam_domain::VolumeHandle;
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::ConfigMap;
 use kube::{
     Api,
-    api::{ListParams, Patch, PatchParams},
+    api::{Patch, PatchParams},
 };
 use serde_json::json;
 
 use crate::{
     cli::{DeleteFlags, ListFlags, OrphansCommand, OrphansFlags, OutputFormat, ReportFlags},
     client::{self, ClientEnvironment, ClusterConnection, one_line},
-    commands::run,
     config::{GoDuration, ResolvedConfig},
     error::CommandError,
-    style::escape_control_chars,
+    host_name::host_name,
+    style::TerminalText,
     wait::{self, Expectation},
 };
 use error::OrphansError;
 use report::{DriverReport, PendingRequest};
+use scope::ReportScope;
 
 /// Runs a command; returns the text to print, and `false` if a deletion was refused.
 ///
@@ -42,7 +43,7 @@ use report::{DriverReport, PendingRequest};
 pub(crate) async fn run(
     flags: OrphansFlags,
     environment: &HashMap<String, String>,
-) -> Result<(String, bool), CommandError> {
+) -> Result<(TerminalText, bool), CommandError> {
     match flags.command {
         None => Ok((list(&flags.list, environment).await?, true)),
         Some(OrphansCommand::List(flags)) => Ok((list(&flags, environment).await?, true)),
@@ -50,58 +51,53 @@ pub(crate) async fn run(
     }
 }
 
-/// Connects to the cluster; returns the connection, and the namespace if it is configured.
-async fn connect(
+/// Connects to the cluster. The namespace of the connection is that of `--namespace`, if it is set.
+pub(crate) async fn connect(
     flags: &ReportFlags,
     environment: &HashMap<String, String>,
-) -> Result<(ClusterConnection, Option<String>), CommandError> {
+) -> Result<ClusterConnection, CommandError> {
     let values = flags.connection.values.clone().with("namespace", flags.namespace.clone());
     let resolved = ResolvedConfig::for_cluster(&values, environment)?;
-    let namespace_flag = resolved.configuration.namespace.as_ref().map(|label| label.0.clone());
-    Ok((client::connect(&resolved.configuration, &ClientEnvironment::from_process()).await?, namespace_flag))
+    Ok(client::connect(&resolved.configuration, &ClientEnvironment::from_process()).await?)
 }
 
-/// Lists the reports of one driver or of all, sorted by driver. Without a namespace it lists all namespaces,
-/// or only the connection's if that is forbidden.
+/// Lists the reports of one driver or of all, sorted by driver and namespace.
 async fn find_reports(
     cluster: &ClusterConnection,
-    namespace: Option<&str>,
+    scope: &ReportScope,
     driver: Option<&str>,
 ) -> Result<Vec<DriverReport>, OrphansError> {
-    let parameters = ListParams::default().labels(&format!(
-        "{}={}",
-        orphan_report::REPORT_LABEL,
-        orphan_report::REPORT_LABEL_VALUE
-    ));
-    let namespaced_api = |namespace: &str| Api::<ConfigMap>::namespaced(cluster.client.clone(), namespace);
-    let listed = match namespace {
-        Some(namespace) => namespaced_api(namespace).list(&parameters).await,
-        None => match Api::<ConfigMap>::all(cluster.client.clone()).list(&parameters).await {
-            // A user without cluster-wide access may have access to the namespace of the context.
-            Err(kube::Error::Api(status)) if status.code == 403 => {
-                namespaced_api(&cluster.namespace).list(&parameters).await
-            }
-            listed => listed,
-        },
-    };
-    let maps = listed
-        .map_err(|error| OrphansError::List { api: cluster.api_description(), problem: one_line(&error) })?;
-    let mut reports = maps.items.iter().map(DriverReport::from_config_map).collect::<Result<Vec<_>, _>>()?;
-    reports.retain(|reports| driver.is_none_or(|driver| driver == reports.driver));
+    let maps =
+        scope.api(cluster.client.clone()).list(&report::list_parameters()).await.map_err(|error| {
+            OrphansError::List { api: cluster.api_description(), problem: one_line(&error) }
+        })?;
+    let mut reports = Vec::new();
+    for map in &maps.items {
+        let report = DriverReport::from_config_map(map)?;
+        reports.extend(report.filter(|report| driver.is_none_or(|driver| driver == report.driver.as_str())));
+    }
     reports.sort_by(|a, b| (&a.driver, &a.config_map.key).cmp(&(&b.driver, &b.config_map.key)));
     Ok(reports)
 }
 
-async fn list(flags: &ListFlags, environment: &HashMap<String, String>) -> Result<String, CommandError> {
-    let (cluster, namespace) = connect(&flags.reports, environment).await?;
-    let reports = find_reports(&cluster, namespace.as_deref(), flags.driver.as_deref()).await?;
+fn no_report_error(driver: &str, scope: &ReportScope) -> OrphansError {
+    OrphansError::NoReport { driver: driver.to_owned(), scope: scope.clone() }
+}
+
+async fn list(
+    flags: &ListFlags,
+    environment: &HashMap<String, String>,
+) -> Result<TerminalText, CommandError> {
+    let cluster = connect(&flags.reports.reports, environment).await?;
+    let scope = ReportScope::from_flags(&flags.reports, &cluster);
+    let reports = find_reports(&cluster, &scope, flags.driver.as_deref()).await?;
     if let Some(driver) = flags.driver.as_ref().filter(|_| reports.is_empty()) {
-        return Err(OrphansError::NoReport(driver.clone()).into());
+        return Err(no_report_error(driver, &scope).into());
     }
     Ok(match flags.output {
-        OutputFormat::Text => table::format_reports(&reports, Timestamp::now()),
+        OutputFormat::Text => table::format_reports(&reports, &scope, Timestamp::now()),
         OutputFormat::Json => {
-            format!("{:#}\n", json!({"drivers": reports.iter().map(to_json).collect::<Vec<_>>()}))
+            TerminalText::from_json(&json!({"drivers": reports.iter().map(to_json).collect::<Vec<_>>()}))
         }
     })
 }
@@ -110,9 +106,9 @@ fn to_json(report: &DriverReport) -> serde_json::Value {
     let request = report.readable_request();
     json!({
         "driver": report.driver,
-        "namespace": report.config_map.key.namespace,
+        "namespace": report.namespace(),
         "configMap": report.config_map.key.name,
-        "report": ScanReport::read(&report.config_map),
+        "report": report.scan_report(),
         "request": request,
         "deleting": report.is_deleting(),
         "response": DeletionResponse::read(&report.config_map),
@@ -122,29 +118,29 @@ fn to_json(report: &DriverReport) -> serde_json::Value {
 async fn delete(
     flags: &DeleteFlags,
     environment: &HashMap<String, String>,
-) -> Result<(String, bool), CommandError> {
+) -> Result<(TerminalText, bool), CommandError> {
     let limit: GoDuration =
         flags.timeout.parse().map_err(|error| OrphansError::Timeout(format!("{error}")))?;
-    let (cluster, namespace) = connect(&flags.reports, environment).await?;
-    let driver = &flags.driver;
-    let mut reports = find_reports(&cluster, namespace.as_deref(), Some(driver)).await?;
-    if reports.len() > 1 {
-        let namespaces: Vec<&str> =
-            reports.iter().map(|reports| &*reports.config_map.key.namespace).collect();
-        let namespaces = namespaces.join(", ");
-        return Err(OrphansError::MultipleReports { driver: driver.clone(), namespaces }.into());
-    }
-    let reports = reports.pop().ok_or_else(|| OrphansError::NoReport(driver.clone()))?;
-    let api: Api<ConfigMap> = Api::namespaced(cluster.client, &reports.config_map.key.namespace);
+    let cluster = connect(&flags.reports, environment).await?;
+    // A request goes to the process of one namespace. Whoever answers it there is believed.
+    let scope = ReportScope::Namespace(cluster.namespace.clone());
+    let mut reports = find_reports(&cluster, &scope, Some(&flags.driver)).await?;
+    // The name of the ConfigMap follows from the driver: there is at most one.
+    let report = reports.pop().ok_or_else(|| no_report_error(&flags.driver, &scope))?;
+    let api = scope.api(cluster.client);
     let requested_by =
-        format!("{}@{}", environment.get("USER").map_or("unknown", String::as_str), run::process_identity());
+        format!("{}@{}", environment.get("USER").map_or("unknown", String::as_str), host_name());
     let request =
-        request_deletion(&api, &reports, &VolumeHandle::from(flags.handle.as_str()), requested_by).await?;
-    let response = wait_for_response(&api, &reports, &request, limit.get()).await?;
+        request_deletion(&api, &report, &VolumeHandle::from(flags.handle.as_str()), requested_by).await?;
+    let response = wait_for_response(&api, &report, &request, limit.get()).await?;
     let success = response.result == DeletionResult::Deleted;
     let text = match flags.output {
-        OutputFormat::Json => format!("{:#}\n", json!(response)),
-        OutputFormat::Text => table::format_response(&DriverName::from(driver.as_str()), &request, &response),
+        OutputFormat::Json => TerminalText::from_json(&json!(response)),
+        OutputFormat::Text => {
+            let mut text = TerminalText::default();
+            text.push_line(table::format_response(&report.driver, &request, &response));
+            text
+        }
     };
     Ok((text, success))
 }
@@ -157,19 +153,19 @@ async fn request_deletion(
     handle: &VolumeHandle,
     requested_by: String,
 ) -> Result<DeletionRequest, OrphansError> {
-    let driver = &report.driver;
+    let driver = || report.driver.to_string();
     match report.pending_request() {
         Some(PendingRequest::Known(pending)) if pending.handle == *handle => return Ok(pending),
         Some(PendingRequest::Known(DeletionRequest { handle, requested_at, requested_by })) => {
             return Err(OrphansError::RequestPending {
-                driver: driver.clone(),
-                handle: escape_control_chars(handle.as_str()),
-                requested_by: escape_control_chars(&requested_by),
+                driver: driver(),
+                handle: handle.to_string(),
+                requested_by,
                 since: requested_at,
             });
         }
         Some(PendingRequest::Unreadable) => {
-            return Err(OrphansError::UnreadableRequest(driver.clone()));
+            return Err(OrphansError::UnreadableRequest(driver()));
         }
         None => {}
     }
@@ -203,9 +199,10 @@ async fn wait_for_response(
     request: &DeletionRequest,
     limit: Duration,
 ) -> Result<DeletionResponse, OrphansError> {
-    let driver = &report.driver;
+    let driver = || report.driver.to_string();
+    let namespace = || report.namespace().to_owned();
     let read_state = |map: Option<&ConfigMap>| {
-        let report = DriverReport::from_config_map(map?).ok()?;
+        let report = DriverReport::from_config_map(map?).ok()??;
         let response = DeletionResponse::read(&report.config_map)
             .filter(|response| response.request.as_ref() == Some(request));
         let is_pending = [DELETE, DELETING].iter().any(|key| {
@@ -220,10 +217,10 @@ async fn wait_for_response(
         describe: &|_| "without a response".to_owned(),
         timeout: limit,
     };
-    let map = wait::wait_for(api, &report.config_map.key.name, &expectation)
-        .await
-        .map_err(|_| OrphansError::ResponseTimeout { driver: driver.clone(), limit: limit.into() })?;
+    let map = wait::wait_for(api, &report.config_map.key.name, &expectation).await.map_err(|_| {
+        OrphansError::ResponseTimeout { driver: driver(), namespace: namespace(), limit: limit.into() }
+    })?;
     read_state(map.as_ref())
         .and_then(|(response, _)| response)
-        .ok_or_else(|| OrphansError::RequestReplaced(driver.clone()))
+        .ok_or_else(|| OrphansError::RequestReplaced { driver: driver(), namespace: namespace() })
 }

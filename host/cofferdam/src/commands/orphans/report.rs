@@ -1,15 +1,29 @@
 //! Orphan reports, which provisioners write into ConfigMaps in their namespace, one for each driver.
 
-use cofferdam_cluster::{Kind as _, OrphanReport};
-use cofferdam_controllers::orphans::report::{DELETE, DELETING, DeletionRequest};
+use cofferdam_cluster::{
+    Kind as _, OrphanReport,
+    orphan_report::{self, OrphanReportKey},
+};
+use cofferdam_controllers::orphans::report::{DELETE, DELETING, DeletionRequest, ScanReport};
+use cofferdam_domain::DriverName;
 use k8s_openapi::api::core::v1::ConfigMap;
+use kube::api::ListParams;
 
 use super::error::OrphansError;
 
+/// Selects the ConfigMaps with reports.
+pub(crate) fn list_parameters() -> ListParams {
+    ListParams::default().labels(&format!(
+        "{}={}",
+        orphan_report::REPORT_LABEL,
+        orphan_report::REPORT_LABEL_VALUE
+    ))
+}
+
 /// The report of one driver in one namespace.
-pub(super) struct DriverReport {
-    pub(super) config_map: OrphanReport,
-    pub(super) driver: String,
+pub(crate) struct DriverReport {
+    pub(crate) config_map: OrphanReport,
+    pub(crate) driver: DriverName,
 }
 
 /// A deletion request in the ConfigMap of a report.
@@ -21,11 +35,27 @@ pub(super) enum PendingRequest {
 }
 
 impl DriverReport {
-    pub(super) fn from_config_map(map: &ConfigMap) -> Result<Self, OrphansError> {
+    /// Reads a ConfigMap with the label of reports. `None` if its name is not that of its driver's report, so
+    /// that a namespace has at most one report of a driver.
+    ///
+    /// # Errors
+    /// [`OrphansError::Read`]
+    pub(crate) fn from_config_map(map: &ConfigMap) -> Result<Option<Self>, OrphansError> {
         let json = serde_json::to_string(map).map_err(|error| OrphansError::Read(error.to_string()))?;
         let map = OrphanReport::decode(&json).map_err(|error| OrphansError::Read(error.to_string()))?;
-        let driver = map.data_value("driver").unwrap_or_default().to_owned();
-        Ok(Self { config_map: map, driver })
+        let driver = DriverName::from(map.data_value("driver").unwrap_or_default());
+        let is_named_for_driver = map.key == OrphanReportKey::for_driver(&map.key.namespace, &driver);
+        Ok(is_named_for_driver.then_some(Self { config_map: map, driver }))
+    }
+
+    /// The last scan; `None` if this version cannot read it, or if it is of another driver.
+    pub(crate) fn scan_report(&self) -> Option<ScanReport> {
+        ScanReport::read(&self.config_map).filter(|report| report.driver == self.driver)
+    }
+
+    /// The namespace of the ConfigMap.
+    pub(crate) fn namespace(&self) -> &str {
+        &self.config_map.key.namespace
     }
 
     /// The request that is waiting or in progress; `None` if there is neither.

@@ -9,95 +9,78 @@ use cofferdam_controllers::orphans::{
 use cofferdam_domain::DriverName;
 use jiff::Timestamp;
 
-use super::report::DriverReport;
-use crate::{style::escape_control_chars, table::TextTable};
+use super::{report::DriverReport, scope::ReportScope};
+use crate::{style::TerminalText, table::TextTable};
 
-/// Formats the response to a deletion request.
+/// Formats the response to a deletion request, on one line without its end.
 pub(super) fn format_response(
     driver: &DriverName,
     request: &DeletionRequest,
     response: &DeletionResponse,
-) -> String {
+) -> TerminalText {
     let result = match response.result {
         DeletionResult::Deleted => "deleted",
         DeletionResult::Refused => "refused",
     };
-    let message = if response.message == result {
-        String::new()
-    } else {
-        format!(": {}", escape_control_chars(&response.message))
-    };
-    format!("volume {} of {driver}: {result}{message}\n", escape_control_chars(request.handle.as_str()))
+    let message = if response.message == result { String::new() } else { format!(": {}", response.message) };
+    format!("volume {} of {driver}: {result}{message}", request.handle).into()
 }
 
-/// Formats all reports.
-pub(super) fn format_reports(reports: &[DriverReport], now: Timestamp) -> String {
+/// Formats the reports of a scope.
+pub(super) fn format_reports(reports: &[DriverReport], scope: &ReportScope, now: Timestamp) -> TerminalText {
+    let mut text = TerminalText::default();
     if reports.is_empty() {
-        return "no process reports about a driver: expected one that runs the role provisioner\n".to_owned();
+        text.push_line(format!(
+            "no orphan reports {scope}: expected one from a process that runs the role provisioner{}",
+            scope.hint()
+        ));
     }
-    let mut text = String::new();
-    for (index, reports) in reports.iter().enumerate() {
+    for (index, report) in reports.iter().enumerate() {
         if index > 0 {
-            text.push('\n');
+            text.push_line("");
         }
-        write_report(&mut text, reports, now);
+        write_report(&mut text, report, now);
     }
     text
 }
 
-fn write_report(text: &mut String, report_entry: &DriverReport, now: Timestamp) {
-    let mut line = |line: String| {
-        text.push_str(&line);
-        text.push('\n');
-    };
-    let Some(report) = ScanReport::read(&report_entry.config_map) else {
-        line(format!(
-            "{}: the report in ConfigMap {} cannot be read by this version",
-            escape_control_chars(&report_entry.driver),
-            report_entry.config_map.key
-        ));
+fn write_report(text: &mut TerminalText, driver_report: &DriverReport, now: Timestamp) {
+    let (driver, namespace) = (&driver_report.driver, driver_report.namespace());
+    let Some(report) = driver_report.scan_report() else {
+        let key = &driver_report.config_map.key;
+        text.push_line(format!("{driver}: the report in ConfigMap {key} cannot be read by this version"));
         return;
     };
-    line(format!("driver {}", escape_control_chars(&report_entry.driver)));
-    line(format!("  leak detection: {}", report.leak_detection));
+    text.push_line(format!("driver {driver} in namespace {namespace}"));
+    text.push_line(format!("  leak detection: {}", report.leak_detection));
     match report.time {
-        Some(time) => line(format!("  scanned: {}", format_time_and_age(time, now))),
-        None => line("  scanned: never".to_owned()),
+        Some(time) => text.push_line(format!("  scanned: {}", format_time_and_age(time, now))),
+        None => text.push_line("  scanned: never"),
     }
     if let Some(failure) = &report.failure {
-        line(format!(
-            "  the scan of {} failed: {}",
-            format_time_and_age(failure.time, now),
-            escape_control_chars(&failure.message)
-        ));
+        let failed = format_time_and_age(failure.time, now);
+        text.push_line(format!("  the scan of {failed} failed: {}", failure.message));
     }
     if report.deletions_frozen {
-        line(format!(
-            "  deletions frozen: {}",
-            rules::frozen_message(&report_entry.config_map.key.namespace)
-        ));
+        text.push_line(format!("  deletions frozen: {}", rules::frozen_message(namespace)));
     }
     if report.counts.total() > 0 {
-        line(format!("  volumes: {}", format_counts(&report.counts)));
+        text.push_line(format!("  volumes: {}", format_counts(&report.counts)));
     }
-    if let Some(request) = report_entry.readable_request() {
-        let state = if report_entry.is_deleting() { "being deleted" } else { "to be deleted" };
-        let (handle, by) =
-            (escape_control_chars(request.handle.as_str()), escape_control_chars(&request.requested_by));
-        line(format!(
-            "  {state}: {handle}, as {by} asked {}",
-            format_time_and_age(request.requested_at, now)
-        ));
+    if let Some(DeletionRequest { handle, requested_at, requested_by }) = driver_report.readable_request() {
+        let state = if driver_report.is_deleting() { "being deleted" } else { "to be deleted" };
+        let requested_at = format_time_and_age(requested_at, now);
+        text.push_line(format!("  {state}: {handle}, as {requested_by} asked {requested_at}"));
     } else if let Some(DeletionResponse { request: Some(request), result, message, answered_at }) =
-        DeletionResponse::read(&report_entry.config_map)
+        DeletionResponse::read(&driver_report.config_map)
     {
         let anonymous_response = DeletionResponse { request: None, result, message, answered_at };
-        let response_text = format_response(&report.driver, &request, &anonymous_response);
-        line(format!(
-            "  last request, answered {}: {}",
-            format_time_and_age(answered_at, now),
-            response_text.trim_end()
+        let mut line = TerminalText::from(format!(
+            "  last request, answered {}: ",
+            format_time_and_age(answered_at, now)
         ));
+        line.push(format_response(driver, &request, &anonymous_response));
+        text.push_line(line);
     }
     write_volumes(text, &report, now);
 }
@@ -126,15 +109,15 @@ fn format_counts(counts: &VolumeCounts) -> String {
 }
 
 /// Writes the table of volumes.
-fn write_volumes(text: &mut String, report: &ScanReport, now: Timestamp) {
+fn write_volumes(text: &mut TerminalText, report: &ScanReport, now: Timestamp) {
     let row = |state: &str, orphan: &Orphan| {
         [
             state.to_owned(),
-            escape_control_chars(orphan.handle.as_str()),
+            orphan.handle.to_string(),
             orphan.bytes.map_or_else(|| "unknown".to_owned(), format_size),
             format_time_and_age(orphan.since, now),
-            escape_control_chars(orphan.volume.as_str()),
-            escape_control_chars(orphan.claim.as_str()),
+            orphan.volume.to_string(),
+            orphan.claim.to_string(),
         ]
     };
     let orphans = report.orphans.iter().map(|orphan| row("orphan", orphan));
@@ -145,13 +128,13 @@ fn write_volumes(text: &mut String, report: &ScanReport, now: Timestamp) {
         return;
     }
     orphans.chain(within_grace_period).for_each(|row| table.push(row));
-    text.push_str(&table.to_string());
+    text.push(table.to_text());
     for (more, what) in [
         (report.unlisted_orphans, "orphans"),
         (report.unlisted_within_grace_period, "volumes within the grace period"),
     ] {
         if more > 0 {
-            let _ = writeln!(text, "  … and {more} more {what}: the report is full");
+            text.push_line(format!("  … and {more} more {what}: the report is full"));
         }
     }
 }

@@ -1,4 +1,6 @@
-use cofferdam_controllers::orphans::report::LeakDetection;
+use cofferdam_cluster::orphan_report::OrphanReportKey;
+use cofferdam_controllers::orphans::report::{LeakDetection, ScanFailure};
+use cofferdam_domain::text::is_control_or_format;
 use k8s_openapi::api::core::v1::ConfigMap;
 use serde_json::{Value, json};
 
@@ -23,15 +25,21 @@ fn orphan(handle: &str, since: &str) -> Orphan {
     }
 }
 
-fn driver_report(data: Value) -> DriverReport {
+fn report_in(namespace: &str, name: &str, data: Value) -> Option<DriverReport> {
     let map: ConfigMap = serde_json::from_value(json!({
         "apiVersion": "v1", "kind": "ConfigMap", "data": data,
-        "metadata": {
-            "name": "cofferdam-orphans-drv", "namespace": "storage", "uid": "u", "resourceVersion": "7",
-        },
+        "metadata": {"name": name, "namespace": namespace, "uid": "u", "resourceVersion": "7"},
     }))
     .unwrap();
     DriverReport::from_config_map(&map).unwrap()
+}
+
+fn driver_report(data: Value) -> DriverReport {
+    report_in("storage", "cofferdam-orphans-drv", data).unwrap()
+}
+
+fn show_all(reports: &[DriverReport]) -> String {
+    format_reports(reports, &ReportScope::AllNamespaces, now()).as_str().to_owned()
 }
 
 fn report() -> ScanReport {
@@ -53,12 +61,9 @@ fn report() -> ScanReport {
 
 #[test]
 fn a_report_shows_orphans_and_why_other_volumes_are_unmanaged() {
-    let shown = format_reports(
-        &[driver_report(json!({"driver": "drv", "report": json!(report()).to_string()}))],
-        now(),
-    );
+    let shown = show_all(&[driver_report(json!({"driver": "drv", "report": json!(report()).to_string()}))]);
     let expected = "\
-driver drv
+driver drv in namespace storage
   leak detection: by owner
   scanned: 2026-06-03T11:48:00Z (11m ago)
   volumes: 12 referenced, 2 orphan, 1 grace period, 4 unmanaged (1 without an owner, 3 not to be deleted)
@@ -74,10 +79,8 @@ driver drv
 fn a_report_shows_frozen_deletions_scan_failures_and_requests() {
     let mut frozen_report = report();
     frozen_report.deletions_frozen = true;
-    frozen_report.failure = Some(cofferdam_controllers::orphans::report::ScanFailure {
-        time: at("2026-06-03T11:59:30Z"),
-        message: "Unavailable: no array".to_owned(),
-    });
+    frozen_report.failure =
+        Some(ScanFailure { time: at("2026-06-03T11:59:30Z"), message: "Unavailable: no array".to_owned() });
     let request = DeletionRequest {
         handle: "h-1".into(),
         requested_at: at("2026-06-03T11:58:00Z"),
@@ -90,7 +93,7 @@ fn a_report_shows_frozen_deletions_scan_failures_and_requests() {
         answered_at: at("2026-06-03T11:59:00Z"),
     };
     let report = json!(frozen_report).to_string();
-    let show = |data: Value| format_reports(&[driver_report(data)], now());
+    let show = |data: Value| show_all(&[driver_report(data)]);
     let answered = show(json!({"driver": "drv", "report": report, "response": json!(response).to_string()}));
     for part in [
         "deletions frozen: the cluster was restored from a backup",
@@ -107,7 +110,91 @@ fn a_report_shows_frozen_deletions_scan_failures_and_requests() {
         assert!(shown.contains(&line), "{shown}");
     }
     assert!(show(json!({"driver": "drv", "report": "{}"})).contains("cannot be read by this version"));
-    assert!(format_reports(&[], now()).starts_with("no process reports"));
+    for (scope, expected) in [
+        (
+            ReportScope::Namespace("shop".to_owned()),
+            "no orphan reports in namespace shop: expected one from a process that runs the role \
+             provisioner; --namespace selects another namespace\n",
+        ),
+        (
+            ReportScope::AllNamespaces,
+            "no orphan reports in any namespace: expected one from a process that runs the role \
+             provisioner\n",
+        ),
+    ] {
+        assert_eq!(format_reports(&[], &scope, now()).as_str(), expected);
+    }
+}
+
+/// Text for a terminal that a tenant can write into a report: escape sequences that clear the screen and set
+/// the clipboard (OSC 52), one with a C1 character, another line, and characters that are invisible or
+/// reorder the text.
+const HOSTILE: &str =
+    concat!("x\u{1b}[2J\u{1b}]52;c;eA==\u{7}\u{9b}1m\r\n  volumes: 0", "\u{202e}y\u{2066}\u{200b}\u{2028}",);
+/// The start of [`HOSTILE`] as it is shown.
+const ESCAPED: &str = "x\\u{1b}[2J\\u{1b}]52;c;eA==\\u{7}\\u{9b}1m\\u{d}\\u{a}  volumes: 0";
+
+#[test]
+fn no_text_of_a_report_reaches_the_terminal_unescaped() {
+    let name = OrphanReportKey::for_driver("storage", &HOSTILE.into()).name;
+    let mut report = ScanReport::new(HOSTILE.into(), LeakDetection::None { message: HOSTILE.to_owned() });
+    let volume = Orphan {
+        handle: HOSTILE.into(),
+        bytes: None,
+        claim: HOSTILE.into(),
+        volume: HOSTILE.into(),
+        since: now(),
+        state: Some(HOSTILE.to_owned()),
+    };
+    report.counts =
+        VolumeCounts { orphan: u64::MAX, no_owner: u64::MAX, retained: 1, ..VolumeCounts::default() };
+    report.orphans = vec![volume.clone()];
+    report.within_grace_period = vec![volume];
+    report.failure = Some(ScanFailure { time: now(), message: HOSTILE.to_owned() });
+    let request =
+        DeletionRequest { handle: HOSTILE.into(), requested_at: now(), requested_by: HOSTILE.to_owned() };
+    let response = DeletionResponse {
+        request: Some(request.clone()),
+        result: DeletionResult::Deleted,
+        message: HOSTILE.to_owned(),
+        answered_at: now(),
+    };
+    let report = json!(report).to_string();
+    for data in [
+        json!({"driver": HOSTILE, "report": report, "response": json!(response).to_string()}),
+        json!({"driver": HOSTILE, "report": report, "delete": json!(request).to_string()}),
+        json!({"driver": HOSTILE, "report": "{}"}),
+    ] {
+        let driver_report = report_in("storage", &name, data).unwrap();
+        let shown = show_all(&[driver_report]);
+        assert!(!shown.chars().any(|c| c != '\n' && is_control_or_format(c)), "{shown:?}");
+        assert!(shown.contains(ESCAPED), "{shown}");
+        assert!(!shown.lines().any(|line| line == "  volumes: 0"), "a forged line:\n{shown}");
+    }
+    let line = format_response(&HOSTILE.into(), &request, &response);
+    assert!(!line.as_str().chars().any(is_control_or_format), "{line:?}");
+}
+
+#[test]
+fn a_namespace_has_one_report_for_a_driver() {
+    let data = json!({"driver": "drv", "report": json!(report()).to_string()});
+    assert!(report_in("storage", "cofferdam-orphans-drv", data.clone()).is_some());
+    // The process that runs the driver writes only this name.
+    assert!(report_in("storage", "mine", data.clone()).is_none());
+    assert!(report_in("storage", "cofferdam-orphans-drv", json!({"report": "{}"})).is_none());
+    let shown = show_all(&[driver_report(json!({
+        "driver": "drv", "report": json!(ScanReport::new("other".into(), LeakDetection::Owner)).to_string(),
+    }))]);
+    assert_eq!(
+        shown,
+        "drv: the report in ConfigMap storage/cofferdam-orphans-drv cannot be read by this version\n"
+    );
+    // Reports of two namespaces are sections of their own.
+    let reports = ["storage", "shop"]
+        .map(|namespace| report_in(namespace, "cofferdam-orphans-drv", data.clone()).unwrap());
+    let shown = show_all(&reports);
+    assert!(shown.starts_with("driver drv in namespace storage\n"), "{shown}");
+    assert!(shown.contains("\n\ndriver drv in namespace shop\n"), "{shown}");
 }
 
 #[test]

@@ -8,8 +8,7 @@ mod tests;
 
 use std::{collections::HashMap, io};
 
-use cofferdam_cluster::{Kind as _, OrphanReport};
-use cofferdam_controllers::orphans::report::ScanReport;
+use cofferdam_cluster::{Intent, journal};
 use jiff::Timestamp;
 use k8s_openapi::api::{
     core::v1::{ConfigMap, Event, PersistentVolume, PersistentVolumeClaim},
@@ -20,13 +19,18 @@ use serde::de::DeserializeOwned;
 
 use crate::{
     cli::{OutputFormat, StatusFlags},
-    client::{self, ClientEnvironment, ClusterConnection, one_line},
-    config::{GoDuration, ResolvedConfig},
+    client::{ClusterConnection, one_line},
+    commands::orphans::{
+        self,
+        report::{self, DriverReport},
+        scope::ReportScope,
+    },
+    config::GoDuration,
     error::CommandError,
     logging,
-    style::Style,
+    style::{Style, TerminalText},
 };
-use summary::StatusObjects;
+use summary::{IntentState, JournalShard, OrphanCount, StatusObjects};
 
 /// Objects per page of a list.
 const LIST_PAGE_SIZE: u32 = 500;
@@ -57,12 +61,11 @@ impl From<StatusError> for CommandError {
 pub(crate) async fn run(
     flags: StatusFlags,
     environment: &HashMap<String, String>,
-) -> Result<(String, bool), CommandError> {
+) -> Result<(TerminalText, bool), CommandError> {
     let stuck_after: GoDuration =
         flags.stuck_after.parse().map_err(|error| StatusError::StuckAfter(format!("{error}")))?;
-    let resolved = ResolvedConfig::for_cluster(&flags.connection.values, environment)?;
-    let cluster = client::connect(&resolved.configuration, &ClientEnvironment::from_process()).await?;
-    let objects = list_objects(&cluster).await?;
+    let cluster = orphans::connect(&flags.reports.reports, environment).await?;
+    let objects = list_objects(&cluster, &ReportScope::from_flags(&flags.reports, &cluster)).await?;
     let now = Timestamp::now();
     let mut status = summary::ClusterStatus::from_objects(&objects, now, stuck_after.get());
     if let Some(driver) = flags.driver {
@@ -75,21 +78,20 @@ pub(crate) async fn run(
         OutputFormat::Text => {
             table::format_status(&status, now, Style { colours: logging::is_colour_enabled(&io::stdout()) })
         }
-        OutputFormat::Json => format!("{:#}\n", serde_json::json!(status)),
+        OutputFormat::Json => TerminalText::from_json(&serde_json::json!(status)),
     };
     Ok((text, true))
 }
 
-/// Lists all objects. Kinds that the user may not list are skipped and recorded.
-async fn list_objects(cluster: &ClusterConnection) -> Result<StatusObjects, StatusError> {
+/// Lists all objects, and the orphan reports of a scope. Kinds that the user may not list are skipped and
+/// recorded.
+async fn list_objects(
+    cluster: &ClusterConnection,
+    report_scope: &ReportScope,
+) -> Result<StatusObjects, StatusError> {
     let mut forbidden = Vec::new();
     let all = ListParams::default();
     let warnings = ListParams::default().fields("type=Warning");
-    let reports = ListParams::default().labels(&format!(
-        "{}={}",
-        cofferdam_cluster::orphan_report::REPORT_LABEL,
-        cofferdam_cluster::orphan_report::REPORT_LABEL_VALUE
-    ));
     let mut objects = StatusObjects {
         drivers: list_kind::<CSIDriver>(cluster, "csidrivers", &all, &mut forbidden).await?,
         nodes: list_kind::<CSINode>(cluster, "csinodes", &all, &mut forbidden).await?,
@@ -102,22 +104,56 @@ async fn list_objects(cluster: &ClusterConnection) -> Result<StatusObjects, Stat
         events: list_kind::<Event>(cluster, "events", &warnings, &mut forbidden).await?,
         ..StatusObjects::default()
     };
-    for map in list_kind::<ConfigMap>(cluster, "configmaps", &reports, &mut forbidden).await? {
+    let reports = report_scope.api(cluster.client.clone());
+    for map in list_pages(cluster, &reports, "configmaps", &report::list_parameters(), &mut forbidden).await?
+    {
         objects.orphans.extend(read_orphan_count(&map));
+    }
+    let is_config_maps_forbidden = forbidden.contains(&"configmaps");
+    if !is_config_maps_forbidden {
+        let label = format!("{}={}", journal::JOURNAL_LABEL, journal::JOURNAL_LABEL_VALUE);
+        let shards = ListParams::default().labels(&label);
+        let shards = list_pages(cluster, &reports, "configmaps", &shards, &mut forbidden).await?;
+        objects.journals = shards.iter().filter_map(read_journal_shard).collect();
     }
     objects.forbidden = forbidden;
     Ok(objects)
 }
 
 /// Driver and number of orphans of a report; absent if this version cannot read it.
-fn read_orphan_count(map: &ConfigMap) -> Option<(String, u64)> {
-    let map = OrphanReport::decode(&serde_json::to_string(map).ok()?).ok()?;
-    let report = ScanReport::read(&map)?;
-    Some((report.driver.to_string(), report.counts.orphan))
+fn read_orphan_count(map: &ConfigMap) -> Option<(String, OrphanCount)> {
+    let report = DriverReport::from_config_map(map).ok()??;
+    let count = report.scan_report()?.counts.orphan;
+    Some((report.driver.to_string(), OrphanCount { namespace: report.namespace().to_owned(), count }))
 }
 
-/// Lists all objects of a kind, page by page. If the user may not list the kind, adds it to `forbidden` and
-/// returns no objects.
+/// The intents of a ConfigMap of the journal; `None` if its name is not that of such a ConfigMap.
+fn read_journal_shard(map: &ConfigMap) -> Option<JournalShard> {
+    let name = map.metadata.name.as_deref()?;
+    let annotations = map.metadata.annotations.clone().unwrap_or_default();
+    let driver = journal::driver_of_config_map(name, &annotations)?;
+    let mut shard = JournalShard {
+        driver: driver.to_string(),
+        namespace: map.metadata.namespace.clone().unwrap_or_default(),
+        intents: Vec::new(),
+        undecodable: 0,
+    };
+    for json in map.data.iter().flat_map(|data| data.values()) {
+        match serde_json::from_str::<Intent>(json) {
+            Ok(intent) => shard.intents.push(IntentState {
+                claim_namespace: intent.claim.namespace.to_string(),
+                claim_name: intent.claim.name.to_string(),
+                claim_uid: intent.claim_uid.to_string(),
+                volume: intent.request.name,
+                recorded_at: intent.recorded_at,
+            }),
+            Err(_) => shard.undecodable += 1,
+        }
+    }
+    Some(shard)
+}
+
+/// Lists all objects of a kind; see [`list_pages`].
 async fn list_kind<K>(
     cluster: &ClusterConnection,
     resource: &'static str,
@@ -127,7 +163,21 @@ async fn list_kind<K>(
 where
     K: Resource<DynamicType = ()> + Clone + DeserializeOwned + std::fmt::Debug,
 {
-    let api: Api<K> = Api::all(cluster.client.clone());
+    list_pages(cluster, &Api::all(cluster.client.clone()), resource, parameters, forbidden).await
+}
+
+/// Lists objects of a kind, page by page. If the user may not list the kind, adds it to `forbidden` and
+/// returns no objects.
+async fn list_pages<K>(
+    cluster: &ClusterConnection,
+    api: &Api<K>,
+    resource: &'static str,
+    parameters: &ListParams,
+    forbidden: &mut Vec<&'static str>,
+) -> Result<Vec<K>, StatusError>
+where
+    K: Clone + DeserializeOwned + std::fmt::Debug,
+{
     let mut objects = Vec::new();
     let mut parameters = parameters.clone().limit(LIST_PAGE_SIZE);
     loop {

@@ -35,11 +35,34 @@ pub(super) struct StatusObjects {
     pub(super) attachments: Vec<VolumeAttachment>,
     /// Events of type Warning.
     pub(super) events: Vec<Event>,
-    /// Number of orphans by driver, from the reports. If a driver has reports in several namespaces, the last
-    /// listed one counts.
-    pub(super) orphans: BTreeMap<String, u64>,
+    /// Numbers of orphans with their driver, from the reports.
+    pub(super) orphans: Vec<(String, OrphanCount)>,
+    /// ConfigMaps of the intent journals.
+    pub(super) journals: Vec<JournalShard>,
     /// Resources that this user may not list, such as `csinodes`.
     pub(super) forbidden: Vec<&'static str>,
+}
+
+/// A ConfigMap of a driver's intent journal.
+#[derive(Clone, Debug)]
+pub(super) struct JournalShard {
+    pub(super) driver: String,
+    pub(super) namespace: String,
+    pub(super) intents: Vec<IntentState>,
+    /// Number of intents that this version cannot read.
+    pub(super) undecodable: usize,
+}
+
+/// An intent: the request for a volume that may exist at the driver.
+#[derive(Clone, Debug)]
+pub(super) struct IntentState {
+    pub(super) claim_namespace: String,
+    pub(super) claim_name: String,
+    pub(super) claim_uid: String,
+    /// Name of the volume.
+    pub(super) volume: String,
+    /// Absent in intents of older versions.
+    pub(super) recorded_at: Option<Timestamp>,
 }
 
 /// The state of a cluster's storage.
@@ -65,8 +88,11 @@ pub(super) struct DriverStatus {
     pub(super) attach_required: bool,
     /// Number of nodes whose CSINode lists the driver.
     pub(super) nodes: usize,
-    /// Number of orphans; absent without a report that this version can read.
-    pub(super) orphans: Option<u64>,
+    /// Number of orphans in each report that this version can read, sorted by namespace. Reports of several
+    /// namespaces are not added up: only one of them can be that of the process that runs the driver.
+    pub(super) orphans: Vec<OrphanCount>,
+    /// The intent journal in each namespace that has one, by namespace.
+    pub(super) journals: Vec<JournalSummary>,
     /// Number of claims by state, such as `bound`, `resizing` or `deleting`.
     pub(super) claims: BTreeMap<&'static str, usize>,
     /// Number of PersistentVolumes by state, such as `bound` or `released`.
@@ -81,6 +107,27 @@ pub(super) struct DriverStatus {
     pub(super) stuck: Vec<StuckObject>,
     /// The newest errors, newest first: at most one per object and [`MAX_ERRORS`] in all.
     pub(super) errors: Vec<LastError>,
+}
+
+/// Number of orphans in a driver's report of one namespace.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub(super) struct OrphanCount {
+    pub(super) namespace: String,
+    pub(super) count: u64,
+}
+
+/// A driver's intent journal in one namespace.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub(super) struct JournalSummary {
+    pub(super) namespace: String,
+    /// Number of intents, including undecodable ones.
+    pub(super) intents: usize,
+    /// Number of intents that this version cannot read.
+    pub(super) undecodable: usize,
+    /// Age of the oldest intent in seconds, if any age is recorded.
+    pub(super) oldest_seconds: Option<i64>,
 }
 
 /// Waiting operations of one kind.
@@ -179,6 +226,9 @@ impl ClusterStatus {
         for attachment in &objects.attachments {
             builder.add_attachment(attachment);
         }
+        for shard in &objects.journals {
+            builder.add_journal(shard, now);
+        }
         builder.build(now, stuck_after)
     }
 }
@@ -225,8 +275,8 @@ impl<'a> StatusBuilder<'a> {
         for driver in objects.nodes.iter().flat_map(|node| &node.spec.drivers) {
             self.driver_status(Some(&driver.name)).nodes += 1;
         }
-        for (driver, orphans) in &objects.orphans {
-            self.driver_status(Some(driver)).orphans = Some(*orphans);
+        for (driver, count) in &objects.orphans {
+            self.driver_status(Some(driver)).orphans.push(count.clone());
         }
     }
 
@@ -402,6 +452,51 @@ impl<'a> StatusBuilder<'a> {
         self.add_warning(driver, object, &attachment.metadata);
     }
 
+    /// Adds the intents of a journal's ConfigMap. An intent whose claim is deleted is a waiting operation: no
+    /// object stands for its volume.
+    fn add_journal(&mut self, shard: &JournalShard, now: Timestamp) {
+        let claims: BTreeSet<&str> =
+            self.objects.claims.iter().filter_map(|claim| claim.metadata.uid.as_deref()).collect();
+        let can_list_claims = !self.objects.forbidden.contains(&"persistentvolumeclaims");
+        for intent in &shard.intents {
+            if !can_list_claims || claims.contains(intent.claim_uid.as_str()) {
+                continue;
+            }
+            let (namespace, claim) = (&intent.claim_namespace, &intent.claim_name);
+            let object =
+                ReportedObject { kind: "PersistentVolume", namespace: None, name: intent.volume.clone() };
+            let reason = format!(
+                "CreateVolume has no final result, and claim {namespace}/{claim} is deleted: the volume is \
+                 deleted once it is known"
+            );
+            let pending = PendingOperation {
+                object,
+                operation: "create",
+                since: intent.recorded_at,
+                reason: Some(reason),
+                permanent: false,
+            };
+            self.pending.push((Some(shard.driver.clone()), pending));
+        }
+        let oldest = shard.intents.iter().filter_map(|intent| intent.recorded_at).min();
+        let oldest = oldest.map(|oldest| seconds_since(oldest, now));
+        let intents = shard.intents.len().saturating_add(shard.undecodable);
+        let journals = &mut self.driver_status(Some(&shard.driver)).journals;
+        match journals.iter_mut().find(|journal| journal.namespace == shard.namespace) {
+            Some(journal) => {
+                journal.intents += intents;
+                journal.undecodable += shard.undecodable;
+                journal.oldest_seconds = journal.oldest_seconds.max(oldest);
+            }
+            None => journals.push(JournalSummary {
+                namespace: shard.namespace.clone(),
+                intents,
+                undecodable: shard.undecodable,
+                oldest_seconds: oldest,
+            }),
+        }
+    }
+
     /// The missing PersistentVolume, CSINode or driver registration that delays an attachment.
     fn missing_prerequisite(&self, driver: &str, node: &str, volume: Option<&str>) -> Option<String> {
         let can_list = |kind| !self.objects.forbidden.contains(&kind);
@@ -465,6 +560,8 @@ impl<'a> StatusBuilder<'a> {
         let without_driver = self.drivers.remove(&None);
         let mut drivers: Vec<DriverStatus> = self.drivers.into_values().chain(without_driver).collect();
         for status in &mut drivers {
+            status.orphans.sort();
+            status.journals.sort_by(|a, b| a.namespace.cmp(&b.namespace));
             status.stuck.sort_by(|a, b| b.seconds.cmp(&a.seconds).then_with(|| a.object.cmp(&b.object)));
             status.errors.truncate(MAX_ERRORS);
         }

@@ -1,10 +1,11 @@
 //! Text output of `cofferdam status`.
 
-use std::fmt::Write as _;
-
-use super::summary::{ClusterStatus, DriverStatus, LastError, ReportedObject, StuckObject, WaitingSummary};
+use super::summary::{
+    ClusterStatus, DriverStatus, JournalSummary, LastError, OrphanCount, ReportedObject, StuckObject,
+    WaitingSummary,
+};
 use crate::{
-    style::{Colour, Style, escape_control_chars},
+    style::{Colour, Style, TerminalText},
     table::TextTable,
 };
 
@@ -24,14 +25,11 @@ fn format_age(seconds: i64) -> String {
     }
 }
 
-/// Escapes control characters in text of the cluster, also line breaks, and cuts it to [`MAX_MESSAGE_WIDTH`].
-fn truncate(text: &str) -> String {
-    let text = escape_control_chars(text.trim());
-    if text.chars().count() <= MAX_MESSAGE_WIDTH {
-        text
-    } else {
-        text.chars().take(MAX_MESSAGE_WIDTH - 1).chain(['…']).collect()
-    }
+/// Cuts text of the cluster to [`MAX_MESSAGE_WIDTH`].
+fn truncate(text: &str) -> TerminalText {
+    let mut text = TerminalText::from(text.trim());
+    text.truncate(MAX_MESSAGE_WIDTH);
+    text
 }
 
 fn object_text(object: &ReportedObject) -> String {
@@ -41,65 +39,56 @@ fn object_text(object: &ReportedObject) -> String {
         "VolumeAttachment" => "attachment",
         other => other,
     };
-    let name = escape_control_chars(&object.name);
     match &object.namespace {
-        Some(namespace) => format!("{kind} {}/{name}", escape_control_chars(namespace)),
-        None => format!("{kind} {name}"),
+        Some(namespace) => format!("{kind} {namespace}/{}", object.name),
+        None => format!("{kind} {}", object.name),
     }
 }
 
 /// Formats the status of all drivers.
-pub(super) fn format_status(status: &ClusterStatus, now: jiff::Timestamp, style: Style) -> String {
-    let mut text = String::new();
+pub(super) fn format_status(status: &ClusterStatus, now: jiff::Timestamp, style: Style) -> TerminalText {
+    let mut text = TerminalText::default();
     if status.drivers.is_empty() {
-        text.push_str("no storage: there is no CSI driver, no claim, no volume and no attachment\n");
+        text.push_line("no storage: there is no CSI driver, no claim, no volume and no attachment");
     }
     for (index, driver) in status.drivers.iter().enumerate() {
         if index > 0 {
-            text.push('\n');
+            text.push_line("");
         }
         write_driver(&mut text, driver, now, style);
     }
     if !status.forbidden.is_empty() {
         let what = status.forbidden.join(", ");
         let line = format!("not shown, because you may not list them: {what}");
-        // Writing to a string cannot fail.
-        let _ = writeln!(text, "\n{}", style.paint(Colour::Yellow, &line));
+        text.push_line("");
+        text.push_line(style.paint(Colour::Yellow, line));
     }
     text
 }
 
-fn write_driver(text: &mut String, status: &DriverStatus, now: jiff::Timestamp, style: Style) {
-    let title = match &status.driver {
-        Some(driver) => escape_control_chars(driver),
-        None => "without a CSI driver".to_owned(),
-    };
-    let mut facts = Vec::new();
-    if status.driver.is_some() {
-        facts.push(if status.installed { "" } else { "no CSIDriver" }.to_owned());
-        facts.push(if status.attach_required { "" } else { "no attachments" }.to_owned());
-        facts.push(match status.nodes {
-            1 => "1 node".to_owned(),
-            nodes => format!("{nodes} nodes"),
-        });
-        facts.extend(status.orphans.filter(|orphans| *orphans > 0).map(|orphans| {
-            style.paint(Colour::Yellow, &format!("{orphans} orphans, see `cofferdam orphans`"))
-        }));
-    }
-    facts.retain(|fact| !fact.is_empty());
-    let title = format!("{}  {}", style.paint(Colour::Bold, &title), facts.join(", "));
+fn write_driver(text: &mut TerminalText, status: &DriverStatus, now: jiff::Timestamp, style: Style) {
+    let title = status.driver.as_deref().unwrap_or("without a CSI driver");
+    let mut title = style.paint(Colour::Bold, title);
+    title.push("  ");
+    title.push(TerminalText::join(driver_facts(status, style), ", "));
+    title.trim_end();
+    text.push_line(title);
     let mut table = TextTable::without_header().indented("  ").with_min_width(LABEL_WIDTH);
-    let mut push = |label: &str, value: String| table.push([label.to_owned(), value]);
+    let mut push = |label: &str, value: TerminalText| table.push([TerminalText::from(label), value]);
     for (what, counts) in
         [("claims", &status.claims), ("volumes", &status.volumes), ("attachments", &status.attachments)]
     {
         if !counts.is_empty() {
-            let counts: Vec<String> = counts
+            let counts = counts
                 .iter()
-                .map(|(state, count)| style.paint(state_colour(state), &format!("{count} {state}")))
-                .collect();
-            push(what, counts.join(", "));
+                .map(|(state, count)| style.paint(state_colour(state), format!("{count} {state}")));
+            push(what, TerminalText::join(counts, ", "));
         }
+    }
+    if !status.journals.is_empty() {
+        let shows_namespace = status.journals.len() > 1;
+        let journals = status.journals.iter().map(|journal| journal_text(journal, shows_namespace));
+        push("journal", journals.collect::<Vec<_>>().join(", ").into());
     }
     if !status.waiting.is_empty() {
         let waiting = status.waiting.iter().map(|(operation, WaitingSummary { count, oldest_seconds })| {
@@ -108,21 +97,63 @@ fn write_driver(text: &mut String, status: &DriverStatus, now: jiff::Timestamp, 
                 None => format!("{count} to {operation}"),
             }
         });
-        push("waiting", waiting.collect::<Vec<_>>().join(", "));
+        push("waiting", waiting.collect::<Vec<_>>().join(", ").into());
     }
     for (index, StuckObject { object, operation, seconds, reason }) in status.stuck.iter().enumerate() {
         let label = if index == 0 { "stuck" } else { "" };
         let waited = seconds.map(|seconds| format!(" for {}", format_age(seconds))).unwrap_or_default();
         let waits = format!("{}: to {operation}{waited}", object_text(object));
-        push(label, format!("{}: {}", style.paint(Colour::Red, &waits), truncate(reason)));
+        push(label, TerminalText::join([style.paint(Colour::Red, waits), truncate(reason)], ": "));
     }
     for (index, LastError { object, time, message }) in status.errors.iter().enumerate() {
         let label = if index == 0 { "last errors" } else { "" };
         let ago = format_age(now.duration_since(*time).as_secs().max(0));
-        push(label, format!("{ago} ago, {}: {}", object_text(object), truncate(message)));
+        let object = TerminalText::from(format!("{ago} ago, {}", object_text(object)));
+        push(label, TerminalText::join([object, truncate(message)], ": "));
     }
-    // Writing to a string cannot fail.
-    let _ = write!(text, "{}\n{table}", title.trim_end());
+    text.push(table.to_text());
+}
+
+/// The number of a journal's intents, and the age of the oldest one.
+fn journal_text(journal: &JournalSummary, shows_namespace: bool) -> String {
+    let JournalSummary { namespace, intents, undecodable, oldest_seconds } = journal;
+    let mut text = match intents {
+        1 => "1 intent".to_owned(),
+        intents => format!("{intents} intents"),
+    };
+    if shows_namespace {
+        text.push_str(&format!(" in {namespace}"));
+    }
+    let oldest = oldest_seconds.map(|seconds| format!("oldest {}", format_age(seconds)));
+    let undecodable = (*undecodable > 0).then(|| format!("{undecodable} not readable by this version"));
+    let notes: Vec<String> = oldest.into_iter().chain(undecodable).collect();
+    if !notes.is_empty() {
+        text.push_str(&format!(" ({})", notes.join(", ")));
+    }
+    text
+}
+
+/// The texts beside a driver's name in its line.
+fn driver_facts(status: &DriverStatus, style: Style) -> Vec<TerminalText> {
+    let mut facts: Vec<TerminalText> = Vec::new();
+    if status.driver.is_none() {
+        return facts;
+    }
+    if !status.installed {
+        facts.push("no CSIDriver".into());
+    }
+    if !status.attach_required {
+        facts.push("no attachments".into());
+    }
+    facts.push(match status.nodes {
+        1 => "1 node".into(),
+        nodes => format!("{nodes} nodes").into(),
+    });
+    for OrphanCount { namespace, count } in status.orphans.iter().filter(|orphans| orphans.count > 0) {
+        let orphans = format!("{count} orphans, see `cofferdam orphans --namespace {namespace}`");
+        facts.push(style.paint(Colour::Yellow, orphans));
+    }
+    facts
 }
 
 /// Colour of a state.

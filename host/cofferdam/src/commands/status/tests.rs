@@ -1,12 +1,13 @@
 use std::time::Duration;
 
+use cofferdam_domain::text::is_control_or_format;
 use serde_json::{Value, json};
 
 use super::{
-    summary::{ClusterStatus, StatusObjects},
+    summary::{ClusterStatus, IntentState, JournalShard, OrphanCount, StatusObjects},
     table,
 };
-use crate::style::Style;
+use crate::style::{Style, TerminalText};
 
 const HOUR: Duration = Duration::from_secs(3600);
 
@@ -41,6 +42,70 @@ fn attachment(name: &str, node: &str, volume: &str, status: Value) -> Value {
         },
         "status": status,
     })
+}
+
+fn orphan_count(namespace: &str, count: u64) -> OrphanCount {
+    OrphanCount { namespace: namespace.to_owned(), count }
+}
+
+/// An intent of the claim `shop/NAME`, whose UID is NAME, too.
+fn intent(claim: &str, recorded_at: Option<&str>) -> IntentState {
+    IntentState {
+        claim_namespace: "shop".to_owned(),
+        claim_name: claim.to_owned(),
+        claim_uid: claim.to_owned(),
+        volume: format!("pvc-{claim}"),
+        recorded_at: recorded_at.map(|time| time.parse().unwrap()),
+    }
+}
+
+#[test]
+fn intents_are_counted_and_those_of_deleted_claims_wait() {
+    let shard = |namespace: &str, intents, undecodable| JournalShard {
+        driver: "array.example.com".to_owned(),
+        namespace: namespace.to_owned(),
+        intents,
+        undecodable,
+    };
+    let with_journals = |journals| StatusObjects { journals, ..cluster() };
+    let shown = show(&with_journals(vec![shard("storage", Vec::new(), 0)]));
+    assert!(
+        shown.contains("  attachments  1 attached, 1 attaching, 1 detaching\n  journal      0 intents\n")
+    );
+
+    let shards = || {
+        vec![
+            shard("storage", vec![intent("b", Some("2026-06-03T11:50:00Z"))], 0),
+            shard("storage", vec![intent("deleted", Some("2026-06-03T10:00:00Z")), intent("older", None)], 1),
+        ]
+    };
+    let shown = show(&with_journals(shards()));
+    for expected in [
+        "  journal      4 intents (oldest 2h0m, 1 not readable by this version)\n",
+        ", 2 to create (oldest 2h0m), ",
+        "volume pvc-deleted: to create for 2h0m: CreateVolume has no final result, and claim shop/deleted is \
+         deleted: the volume is deleted once it is known\n",
+        "volume pvc-older: to create: CreateVolume has no final result",
+    ] {
+        assert!(shown.contains(expected), "{expected}\n{shown}");
+    }
+    assert!(!shown.contains("pvc-b"), "the claim itself waits: {shown}");
+    let status = json!(ClusterStatus::from_objects(&with_journals(shards()), now(), HOUR));
+    assert_eq!(
+        status["drivers"][0]["journals"],
+        json!([{"namespace": "storage", "intents": 4, "undecodable": 1, "oldestSeconds": 7_200}])
+    );
+    let both = with_journals(vec![shard("z", vec![intent("b", None)], 0), shard("a", Vec::new(), 0)]);
+    assert!(show(&both).contains("  journal      0 intents in a, 1 intent in z\n"));
+    // Without the claims, nobody knows which of them are deleted.
+    let forbidden = vec!["persistentvolumeclaims"];
+    let shown = show(&StatusObjects { forbidden, claims: Vec::new(), ..with_journals(shards()) });
+    assert!(shown.contains("4 intents") && !shown.contains("to create"), "{shown}");
+}
+
+fn show(objects: &StatusObjects) -> String {
+    let status = ClusterStatus::from_objects(objects, now(), HOUR);
+    table::format_status(&status, now(), Style { colours: false }).as_str().to_owned()
 }
 
 /// A cluster with objects in most states.
@@ -117,18 +182,15 @@ fn cluster() -> StatusObjects {
              "series": {"count": 3, "lastObservedTime": "2026-06-03T11:59:30.000000Z"}},
             {"metadata": {}, "involvedObject": {"uid": "other"}, "type": "Warning", "message": "x"},
         ])),
-        orphans: [("pool.example.com".to_owned(), 2)].into(),
+        orphans: vec![("pool.example.com".to_owned(), orphan_count("storage", 2))],
+        journals: Vec::new(),
         forbidden: Vec::new(),
     }
 }
 
 #[test]
 fn status_as_text() {
-    let shown = table::format_status(
-        &ClusterStatus::from_objects(&cluster(), now(), HOUR),
-        now(),
-        Style { colours: false },
-    );
+    let shown = show(&cluster());
     let expected = "\
 array.example.com  1 node
   claims       1 bound, 1 deleting, 1 lost, 2 pending, 1 resizing, 1 waiting for a pod
@@ -147,7 +209,7 @@ array.example.com  1 node
                5m0s ago, claim shop/b: ProvisioningFailed: no room
                10m0s ago, attachment va-3: the array is busy\\u{a}\\u{1b}[2Jnow
 
-pool.example.com  no attachments, 0 nodes, 2 orphans, see `cofferdam orphans`
+pool.example.com  no attachments, 0 nodes, 2 orphans, see `cofferdam orphans --namespace storage`
   volumes      1 available
 
 without a CSI driver
@@ -174,7 +236,8 @@ fn status_as_json() {
         json!({"kind": "PersistentVolumeClaim", "namespace": "shop", "name": "b", "operation": "provision",
                "seconds": 10_800, "reason": "ProvisioningFailed: no room"})
     );
-    assert_eq!(status["drivers"][1]["orphans"], 2);
+    assert_eq!(status["drivers"][1]["orphans"], json!([{"namespace": "storage", "count": 2}]));
+    assert_eq!(array["orphans"], json!([]));
     assert_eq!(status["drivers"][2]["driver"], Value::Null);
 }
 
@@ -280,10 +343,88 @@ fn a_stuck_attachment_shows_its_missing_prerequisite() {
 
 #[test]
 fn an_empty_cluster_and_forbidden_kinds_are_reported() {
-    let plain = Style { colours: false };
-    let nothing = ClusterStatus::from_objects(&StatusObjects::default(), now(), HOUR);
-    assert!(table::format_status(&nothing, now(), plain).starts_with("no storage"));
-    let forbidden = StatusObjects { forbidden: vec!["events", "csinodes"], ..cluster() };
-    let shown = table::format_status(&ClusterStatus::from_objects(&forbidden, now(), HOUR), now(), plain);
+    assert!(show(&StatusObjects::default()).starts_with("no storage"));
+    let shown = show(&StatusObjects { forbidden: vec!["events", "csinodes"], ..cluster() });
     assert!(shown.ends_with("\nnot shown, because you may not list them: events, csinodes\n"), "{shown}");
+}
+
+#[test]
+fn two_reports_about_one_driver_are_shown_with_their_namespaces() {
+    let driver = || "pool.example.com".to_owned();
+    let mut objects = cluster();
+    for orphans in [[("storage", 2), ("shop", 0)], [("shop", 0), ("storage", 2)]] {
+        objects.orphans = orphans.map(|(namespace, count)| (driver(), orphan_count(namespace, count))).into();
+        let shown = show(&objects);
+        assert!(
+            shown.contains("0 nodes, 2 orphans, see `cofferdam orphans --namespace storage`\n"),
+            "{shown}"
+        );
+        let status = json!(ClusterStatus::from_objects(&objects, now(), HOUR));
+        assert_eq!(
+            status["drivers"][1]["orphans"],
+            json!([{"namespace": "shop", "count": 0}, {"namespace": "storage", "count": 2}])
+        );
+    }
+}
+
+#[test]
+fn no_text_of_an_object_reaches_the_terminal_unescaped() {
+    let hostile = "x\u{1b}[2J\u{1b}]52;c;eA==\u{7}\u{9b}1m\r\n  claims 0\u{202e}y\u{2066}\u{200b}\u{2028}";
+    let mut driver = volume(hostile, hostile, json!({"phase": hostile, "message": hostile}));
+    driver["spec"]["csi"]["volumeHandle"] = json!(hostile);
+    let mut detaching = attachment(
+        hostile,
+        hostile,
+        hostile,
+        json!({"attached": false, "attachError": {"time": "2026-06-03T11:50:00Z", "message": hostile}}),
+    );
+    detaching["spec"]["attacher"] = json!(hostile);
+    let mut deleting = claim(hostile, "2026-06-03T09:00:00Z", json!({}), json!({"phase": "Bound"}));
+    deleting["metadata"]["namespace"] = json!(hostile);
+    deleting["metadata"]["deletionTimestamp"] = json!("2026-06-03T10:30:00Z");
+    deleting["metadata"]["finalizers"] = json!([hostile]);
+    let objects = StatusObjects {
+        drivers: parse_list(json!([{"metadata": {"name": hostile}, "spec": {}}])),
+        nodes: parse_list(json!([{"metadata": {"name": hostile}, "spec": {"drivers": [
+            {"name": hostile, "nodeID": hostile}]}}])),
+        classes: parse_list(json!([{"metadata": {"name": hostile}, "provisioner": hostile}])),
+        claims: parse_list(json!([
+            deleting,
+            claim("lost", "2026-06-03T09:00:00Z", json!({"volumeName": hostile}), json!({"phase": "Lost"})),
+            claim(
+                "a",
+                "2026-06-03T09:00:00Z",
+                json!({"storageClassName": hostile}),
+                json!({"phase": hostile}),
+            ),
+        ])),
+        volumes: parse_list(json!([driver])),
+        attachments: parse_list(json!([detaching])),
+        events: parse_list(json!([
+            {"metadata": {}, "involvedObject": {"uid": "a"}, "type": "Warning",
+             "reason": hostile, "message": hostile, "lastTimestamp": "2026-06-03T11:55:00Z"},
+        ])),
+        orphans: vec![(hostile.to_owned(), orphan_count(hostile, 1))],
+        journals: ["one", hostile]
+            .map(|namespace| JournalShard {
+                driver: hostile.to_owned(),
+                namespace: namespace.to_owned(),
+                intents: vec![intent(hostile, None)],
+                undecodable: 1,
+            })
+            .into(),
+        forbidden: Vec::new(),
+    };
+    let status = ClusterStatus::from_objects(&objects, now(), HOUR);
+    let shown = show(&objects);
+    assert!(!shown.chars().any(|c| c != '\n' && is_control_or_format(c)), "{shown:?}");
+    assert!(shown.starts_with("x\\u{1b}[2J") && shown.matches("\\u{202e}").count() >= 8, "{shown}");
+    // With colours, only those of the program are escape sequences.
+    let coloured = table::format_status(&status, now(), Style { colours: true });
+    for sequence in coloured.as_str().split('\u{1b}').skip(1) {
+        let code = sequence.strip_prefix('[').and_then(|rest| rest.split_once('m')).map(|(code, _)| code);
+        assert!(code.is_some_and(|code| code.bytes().all(|b| b.is_ascii_digit())), "{sequence:?}");
+    }
+    let json_text = TerminalText::from_json(&json!(status));
+    assert!(!json_text.as_str().chars().any(|c| c != '\n' && is_control_or_format(c)), "{json_text:?}");
 }

@@ -13,6 +13,7 @@ use cofferdam_csi::server::{ServerMetrics, SocketError};
 use cofferdam_node::{DriverClient, Registrar};
 use prometheus_client::registry::Registry;
 use tokio::{
+    sync::watch,
     task::JoinSet,
     time::{Instant, sleep},
 };
@@ -21,8 +22,6 @@ use tokio_util::sync::CancellationToken;
 #[cfg(target_os = "linux")]
 use serve::serve_node;
 
-pub(crate) use health::endpoint;
-
 use error::{NodeRoleError, required};
 
 use crate::{
@@ -30,7 +29,7 @@ use crate::{
     error::CommandError,
     process_metrics,
     signals::{ProcessOutcome, Signals},
-    telemetry::HealthCheck,
+    telemetry::{self, HealthCheck, RunningTelemetry, TelemetryState},
 };
 
 /// Time within which the driver must return its name when the role `registrar` starts, as in
@@ -67,11 +66,23 @@ pub(crate) async fn run(configuration: &Configuration) -> Result<ProcessOutcome,
     let mut registry = Registry::default();
     process_metrics::register(&mut registry);
     let metrics = ServerMetrics::register(&mut registry);
-    let mut node_roles = start(configuration, &metrics).await?;
-    let telemetry =
-        health::serve(configuration, node_roles.health_probe.clone(), registry, node_roles.stop.clone())
-            .await?;
+    // Before the roles start: a client that reaches a role may send a signal at once.
     let mut signals = Signals::install()?;
+    let mut node_roles = tokio::select! {
+        started = start(configuration, &metrics) => started?,
+        name = signals.next() => {
+            tracing::info!("{name}: ending before the roles have started");
+            return Ok(ProcessOutcome::Drained);
+        }
+    };
+    let state = TelemetryState {
+        registry: Arc::new(registry),
+        ready: watch::channel(true).1,
+        health: Some(node_roles.health()),
+        leader_election: None,
+        stopping: node_roles.stop.clone(),
+    };
+    let mut telemetry = RunningTelemetry::start(&telemetry::endpoints(configuration), state).await?;
     let name = tokio::select! {
         name = signals.next() => name,
         error = node_roles.wait_for_exit() => return Err(error.into()),

@@ -124,6 +124,7 @@ fn actual_attachment() -> ActualAttachment {
         needed_by_pod: false,
         unneeded_for: Duration::ZERO,
         attaching_for: Duration::ZERO,
+        deleting_for: Duration::ZERO,
         in_volumes_attached: false,
         in_use: false,
         detach_state: None,
@@ -414,7 +415,11 @@ fn a_missing_attachment_reports_its_reason() {
     fixture.attachment("n", json!({"metadata": deleting}));
     assert_eq!(fixture.failures(), [""; 0], "the detach is in progress");
     fixture.attachment("n", json!({"metadata": deleting, "status": {"detachError": {"message": "busy"}}}));
-    assert_eq!(fixture.failures(), failed("volume attachment is being deleted: busy"));
+    let cannot_detach = format!(
+        "volume attachment is being deleted: VolumeAttachment {} cannot be detached from node n: busy",
+        attachment_on("n")
+    );
+    assert_eq!(fixture.failures(), failed(&cannot_detach));
     fixture.attachment("n", json!({"status": {"attached": false}}));
     let mut input = fixture.input();
     assert!(input.failures().is_empty());
@@ -422,6 +427,39 @@ fn a_missing_attachment_reports_its_reason() {
     let timed_out = "AttachVolume.Attach failed for volume \"v\" : timed out waiting for external-attacher \
                      of d CSI driver to attach volume h; the driver is not registered in CSINode n";
     assert_eq!(input.failures()[0].1.text, timed_out);
+}
+
+fn attachment_on(node: &str) -> VolumeAttachmentName {
+    names::volume_attachment_name(&"d".into(), &"h".into(), &node.into())
+}
+
+/// Upstream marks such an attachment as uncertain and attaches the volume to the other node.
+#[tokio::test(start_paused = true)]
+async fn a_multi_attach_error_names_the_attachment_that_cannot_be_detached() {
+    let mut fixture = AttachDetachFixture::new(&["ReadWriteOnce"]);
+    fixture.node("n", json!({}));
+    fixture.pod("ns", "p", "n");
+    let deleting = json!({"deletionTimestamp": "2026-01-01T00:00:00Z"});
+    fixture.attachment("m", json!({"metadata": deleting}));
+    let multi_attach = "p: Multi-Attach error for volume \"v\" \
+                        Volume is already exclusively attached to one node and can't be attached to another";
+    assert_eq!(fixture.failures(), [multi_attach], "the detach is in progress");
+    assert_eq!(fixture.input().recheck_after(), Some(ATTACH_TIMEOUT));
+    tokio::time::advance(ATTACH_TIMEOUT).await;
+    let timed_out = format!(
+        "{multi_attach}; timed out waiting for external-attacher of d CSI driver to detach \
+         VolumeAttachment {} from node m",
+        attachment_on("m")
+    );
+    assert_eq!(fixture.failures(), [timed_out]);
+    assert_eq!(fixture.input().recheck_after(), None);
+    let failed = json!({"metadata": deleting, "status": {"detachError": {"message": "no such instance"}}});
+    fixture.attachment("m", failed);
+    let failed = format!(
+        "{multi_attach}; VolumeAttachment {} cannot be detached from node m: no such instance",
+        attachment_on("m")
+    );
+    assert_eq!(fixture.failures(), [failed]);
 }
 
 #[test]

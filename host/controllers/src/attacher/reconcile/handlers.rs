@@ -5,7 +5,7 @@ use std::sync::Arc;
 use cofferdam_cluster::Change;
 use cofferdam_domain::{CsiNode, Volume, VolumeAttachment};
 
-use super::{Attacher, rules};
+use super::{Attacher, ConfirmationError, rules};
 use crate::reconcile::subscribe;
 
 impl Attacher {
@@ -21,13 +21,19 @@ impl Attacher {
             && change.new.as_ref().is_none_or(|new| new.meta.uid != old.meta.uid)
         {
             self.clear_force_sync(&old.name);
+            self.clear_listings(&old.name);
             self.context.metrics.remove_pending(&old.attacher, &old.name);
             // It may have been the last attachment of a volume that is being deleted.
             old.volume().into_iter().for_each(|volume| self.volumes.add(volume.clone()));
         }
-        if let Some(new) = &change.new
-            && rules::is_relevant_change(change.old.as_deref(), new)
+        let Some(new) = &change.new else { return };
+        if !new.meta.deleting
+            && self.queues.contains_key(&new.attacher)
+            && rules::is_confirmation_changed(change.old.as_deref(), new)
         {
+            self.emit_confirmation_error(new, &ConfirmationError::NotDeleting);
+        }
+        if rules::is_relevant_change(change.old.as_deref(), new) {
             self.enqueue(new);
         }
     }

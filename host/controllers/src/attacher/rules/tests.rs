@@ -3,7 +3,7 @@
 
 use cofferdam_cluster::{Cache, Kind, decode, writer::CachedKind};
 use cofferdam_domain::{
-    CsiNode, DriverName, NodeId, Volume, VolumeAttachment,
+    CsiNode, DriverName, Node, NodeId, Volume, VolumeAttachment,
     storage::{AccessType, CsiAccessMode},
 };
 use cofferdam_sim::objects::with;
@@ -11,7 +11,8 @@ use serde_json::{Value, json};
 
 use super::{
     AttacherInput, AttachmentVerdict, PublishAbilities, PublishedNodesByVolume, Unpublish, capability_mode,
-    decide_attachment, is_out_of_sync, is_relevant_change, removable_volume_finalizer,
+    check_confirmation, decide_attachment, is_listed_as_detached, is_out_of_sync, is_relevant_change,
+    removable_volume_finalizer,
 };
 
 const FINALIZER: &str = "external-attacher/drv";
@@ -73,14 +74,20 @@ struct AttacherFixture {
     abilities: PublishAbilities,
     force_sync: bool,
     unpublished_from: Vec<NodeId>,
+    is_detach_proven: bool,
 }
 
 impl AttacherFixture {
     fn new() -> Self {
         let abilities =
             PublishAbilities { publishes: true, read_only: false, single_node_multi_writer: false };
-        let fixture =
-            Self { cache: Cache::default(), abilities, force_sync: false, unpublished_from: Vec::new() };
+        let fixture = Self {
+            cache: Cache::default(),
+            abilities,
+            force_sync: false,
+            unpublished_from: Vec::new(),
+            is_detach_proven: false,
+        };
         fixture.put::<Volume>(&volume_json());
         fixture.put::<CsiNode>(&node_json());
         fixture
@@ -111,6 +118,7 @@ impl AttacherFixture {
             default_fs_type: Some("ext4"),
             force_sync: self.force_sync,
             unpublished_from: &self.unpublished_from,
+            is_detach_proven: self.is_detach_proven,
         };
         decide_attachment(input, &read(json))
     }
@@ -364,6 +372,87 @@ fn a_volume_used_by_another_attachment_stays_published() {
     assert_eq!(other(json!({"spec": {"source": {"persistentVolumeName": "w"}}})), "unpublish h id");
 }
 
+/// The VolumeAttachment of [`prepared`] that is being deleted, with an operator's confirmation.
+fn confirmed(reason: &str) -> Value {
+    let annotation = json!({"metadata": {"annotations": {"cofferdam.dev/confirm-detached": reason}}});
+    with(with(prepared(), &deleting()), &annotation)
+}
+
+#[test]
+fn a_proven_detach_ends_without_the_driver() {
+    let proven = || AttacherFixture { is_detach_proven: true, ..AttacherFixture::new() };
+    let first = AttacherFixture::new().describe(&confirmed("unplugged"));
+    assert_eq!(first, "unpublish h id", "the driver is called first");
+    assert_eq!(proven().describe(&confirmed("unplugged")), "release 1");
+    assert_eq!(proven().without::<Volume>("v").describe(&confirmed("unplugged")), "release 1");
+    let stripped = with(confirmed("unplugged"), &json!({"metadata": {"finalizers": ["example.com/x"]}}));
+    assert_eq!(proven().describe(&with(stripped.clone(), &attached())), "mark detached");
+    assert_eq!(proven().describe(&stripped), "no action");
+}
+
+#[test]
+fn an_operators_confirmation_needs_a_deletion_a_reason_and_a_node_out_of_service() {
+    let node = |taints: Value| -> Node {
+        read(&json!({"metadata": meta("n", json!({})), "spec": {"taints": taints}}))
+    };
+    let out_of_service = json!([{"key": "node.kubernetes.io/out-of-service", "effect": "NoExecute"}]);
+    let in_service = json!([{"key": "node.kubernetes.io/unreachable", "effect": "NoExecute"}]);
+    let not_deleted = with(confirmed("unplugged"), &json!({"metadata": {"deletionTimestamp": null}}));
+    let no_effect = "the annotation cofferdam.dev/confirm-detached has no effect: ";
+    let not_deleting =
+        format!("{no_effect}the VolumeAttachment is not being deleted; set it after the deletion");
+    let no_reason =
+        format!("{no_effect}it is empty; expected the reason why the volume is certainly detached");
+    let node_in_service = format!(
+        "{no_effect}Node n exists without the taint node.kubernetes.io/out-of-service; \
+         expected the taint, or that the Node is deleted"
+    );
+    #[rustfmt::skip] // one row per case
+    let table = [
+        ("no annotation", with(prepared(), &deleting()), None, Ok(None)),
+        ("no Node", confirmed("unplugged"), None, Ok(Some("unplugged"))),
+        ("taint", confirmed("unplugged"), Some(node(out_of_service.clone())), Ok(Some("unplugged"))),
+        ("no taint", confirmed("unplugged"), Some(node(json!([]))), Err(node_in_service.clone())),
+        ("another taint", confirmed("unplugged"), Some(node(in_service)), Err(node_in_service)),
+        ("no reason", confirmed(" "), Some(node(out_of_service.clone())), Err(no_reason)),
+        ("not being deleted", not_deleted, Some(node(out_of_service)), Err(not_deleting)),
+    ];
+    for (name, attachment, node, expected) in table {
+        let attachment: VolumeAttachment = read(&attachment);
+        let checked = check_confirmation(&attachment, node.as_ref()).map_err(|error| error.to_string());
+        assert_eq!(checked, expected, "{name}");
+    }
+}
+
+#[test]
+fn list_volumes_proves_a_detach_that_has_failed() {
+    let failed = with(
+        with(prepared(), &deleting()),
+        &json!({"status": {"attached": true, "detachError": {"message": "no such instance"}}}),
+    );
+    let listed = |nodes: &[&str]| -> PublishedNodesByVolume {
+        [("h".into(), nodes.iter().map(|node| NodeId::from(*node)).collect())].into()
+    };
+    let is = |fixture: AttacherFixture, published: &PublishedNodesByVolume, json: &Value| {
+        is_listed_as_detached(&fixture.cache, published, &read(json))
+    };
+    assert!(is(AttacherFixture::new(), &listed(&[]), &failed));
+    assert!(is(AttacherFixture::new(), &listed(&["elsewhere"]), &failed));
+    let without_csi_node = || AttacherFixture::new().without::<CsiNode>("n");
+    assert!(is(without_csi_node(), &listed(&[]), &failed), "the recorded node ID");
+    assert!(!is(AttacherFixture::new(), &listed(&["id"]), &failed));
+    let renamed = || AttacherFixture::new().with::<CsiNode>(&node_with_id("new"));
+    assert!(is(renamed(), &listed(&[]), &failed));
+    assert!(!is(renamed(), &listed(&["id"]), &failed), "the former node ID");
+    assert!(!is(AttacherFixture::new(), &PublishedNodesByVolume::new(), &failed), "the volume is not listed");
+    let without_ids = with(failed.clone(), &json!({"metadata": {"annotations": null}}));
+    assert!(!is(without_csi_node(), &listed(&[]), &without_ids));
+    let not_failed = with(failed.clone(), &json!({"status": {"detachError": null}}));
+    assert!(!is(AttacherFixture::new(), &listed(&[]), &not_failed), "the driver may still detach it");
+    let kept = with(failed, &json!({"metadata": {"deletionTimestamp": null}}));
+    assert!(!is(AttacherFixture::new(), &listed(&[]), &kept));
+}
+
 #[test]
 fn drivers_without_publishing_are_attached_without_a_call() {
     let fixture = AttacherFixture {
@@ -423,6 +512,9 @@ fn own_writes_are_not_relevant_changes() {
     assert!(is(&with(prepared(), &attached()), &prepared()), "another client has cleared `attached`");
     let deleted = with(prepared(), &deleting());
     assert!(!is(&with(deleted.clone(), &attached()), &deleted));
+    assert!(is(&deleted, &confirmed("unplugged")), "an operator confirms the detach");
+    assert!(is(&confirmed("unplugged"), &confirmed("unplugged again")));
+    assert!(!is(&confirmed("unplugged"), &with(confirmed("unplugged"), &attached())));
 }
 
 #[test]

@@ -27,12 +27,14 @@ fn reserved_parameters_are_read_and_the_others_go_to_the_driver() {
         &'static [(&'static str, &'static str)],
         Option<&'static str>,
     );
-    let cases: [Case; 5] = [
+    let cases: [Case; 7] = [
         (&[], &[], None),
         (&[("tier", "fast")], &[("tier", "fast")], None),
         (&[("csi.storage.k8s.io/fstype", "xfs"), ("a", "b")], &[("a", "b")], Some("xfs")),
         (&[("fsType", "ext4")], &[("fsType", "ext4")], Some("ext4")),
         (&[("csi.storage.k8s.io/fstype", "")], &[], None),
+        (&[("csi.storage.k8s.io/node-expand-secret-namespace", "n"), ("a", "b")], &[("a", "b")], None),
+        (&[("csiNodeStageSecretName", "s")], &[("csiNodeStageSecretName", "s")], None),
     ];
     for (given, driver, fs_type) in cases {
         let parameters = split(&class(given)).unwrap();
@@ -45,15 +47,14 @@ fn reserved_parameters_are_read_and_the_others_go_to_the_driver() {
 
 #[test]
 fn errors_name_the_class_and_the_key() {
-    let cases: [(&[(&str, &str)], &[&str]); 4] = [
-        (&[("csiNodeStageSecretName", "s")], &["gold", "csiNodeStageSecretName", "secret"]),
+    let cases: [(&[(&str, &str)], &[&str]); 3] = [
         (
             &[("csi.storage.k8s.io/fs-type", "xfs")],
             &["gold", "csi.storage.k8s.io/fs-type", "unknown", "fstype"],
         ),
         (
-            &[("csi.storage.k8s.io/provisioner-secret-name", "s")],
-            &["gold", "provisioner-secret-name", "secret"],
+            &[("csi.storage.k8s.io/provisioner-secret-key", "s")],
+            &["gold", "csi.storage.k8s.io/provisioner-secret-key", "unknown", "provisioner-secret-name"],
         ),
         (&[("csi.storage.k8s.io/fstype", "xfs"), ("FSTYPE", "xfs")], &["gold", "FSTYPE", "several"]),
     ];

@@ -1,7 +1,10 @@
 //! Tests of the provisioning rules, case by case.
 #![allow(clippy::type_complexity, reason = "the type of a table's rows is written once, at the table")]
 
-use std::{collections::BTreeSet, sync::Arc};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::Arc,
+};
 
 use cofferdam_cluster::{Cache, Intent, Kind, decode};
 use cofferdam_domain::{
@@ -16,20 +19,24 @@ use serde_json::{Value, json};
 
 use super::{
     CreateVerdict, ProvisionVerdict, ProvisionerInput, ProvisionerOptions, ReclaimVerdict, capability_modes,
-    decide_after_create, decide_provisioning, decide_reclaim,
+    decide_after_create, decide_provisioning, decide_reclaim, is_relevant_change,
 };
-use crate::node_local::LocalNode;
+use crate::{node_local::LocalNode, provisioner::mending::request_digest};
 
 const UID: &str = "1234";
 
 fn options() -> ProvisionerOptions {
     ProvisionerOptions {
         prefix: "pvc".to_owned(),
+        uuid_length: None,
+        controller_publish_read_only: false,
+        volume_attributes_class: true,
         default_fs_type: None,
         extra_create_metadata: false,
         cluster: "cluster".into(),
         runs_pv_controller: true,
         single_node_multi_writer_drivers: BTreeSet::new(),
+        create_drivers: ["drv".into()].into(),
         modification_drivers: BTreeSet::new(),
         topology_drivers: BTreeSet::new(),
         strict_topology: false,
@@ -94,6 +101,8 @@ struct ProvisionerFixture {
     options: ProvisionerOptions,
     intent: Option<Arc<Intent>>,
     infeasible: Option<Uid>,
+    last_request: Option<String>,
+    annotations: Option<BTreeMap<String, String>>,
 }
 
 impl ProvisionerFixture {
@@ -102,15 +111,24 @@ impl ProvisionerFixture {
         claim.iter().for_each(|json| assert!(cache.claims.apply(Ok(read(json)))));
         class.iter().for_each(|json| assert!(cache.classes.apply(Ok(read(json)))));
         volume.iter().for_each(|json| assert!(cache.volumes.apply(Ok(read(json)))));
-        Self { cache, options: options(), intent: None, infeasible: None }
+        Self {
+            cache,
+            options: options(),
+            intent: None,
+            infeasible: None,
+            last_request: None,
+            annotations: None,
+        }
     }
 
     fn decide(&self) -> ProvisionVerdict {
         let input = ProvisionerInput {
             cache: &self.cache,
             intent: self.intent.as_ref(),
-            is_managed_driver: &|driver: &DriverName| driver.as_str() == "drv",
+            is_managed_driver: &|driver: &DriverName| matches!(driver.as_str(), "drv" | "ebs.csi.aws.com"),
             infeasible: self.infeasible.as_ref(),
+            last_request: self.last_request.as_deref(),
+            annotations: self.annotations.as_ref(),
             options: &self.options,
         };
         decide_provisioning(input, &UID.into())
@@ -126,7 +144,9 @@ fn intent() -> Arc<Intent> {
 fn describe(verdict: &ProvisionVerdict) -> String {
     match verdict {
         ProvisionVerdict::NoAction(_) => "no action".to_owned(),
+        ProvisionVerdict::ReadAnnotations(claim) => format!("read annotations of {claim}"),
         ProvisionVerdict::WriteIntent(_) => "write intent".to_owned(),
+        ProvisionVerdict::WriteMended(_) => "write mended request".to_owned(),
         ProvisionVerdict::Create(_) => "create".to_owned(),
         ProvisionVerdict::RemoveIntent => "remove intent".to_owned(),
         ProvisionVerdict::Reject { message, permanent } => {
@@ -139,6 +159,36 @@ fn describe(verdict: &ProvisionVerdict) -> String {
         ProvisionVerdict::Reschedule { node, message } => format!("reschedule {node}: {message}"),
         ProvisionVerdict::LeaveToPopulator => "populator".to_owned(),
     }
+}
+
+#[test]
+fn the_secrets_of_the_class_are_part_of_the_intent() {
+    let parameters = |name: &str| {
+        json!({"parameters": {
+            "csi.storage.k8s.io/secret-name": name, "csi.storage.k8s.io/secret-namespace": "${pvc.namespace}",
+        }})
+    };
+    let decide = |name: &str, annotations: Option<&[(&str, &str)]>| {
+        let class = merged(class_json(), parameters(name));
+        let owned = |(key, value): &(&str, &str)| ((*key).to_owned(), (*value).to_owned());
+        ProvisionerFixture {
+            annotations: annotations.map(|annotations| annotations.iter().map(owned).collect()),
+            ..ProvisionerFixture::new(Some(claim_json()), Some(class), None)
+        }
+        .decide()
+    };
+    let annotated = "${pvc.annotations['team']}";
+    let ProvisionVerdict::WriteIntent(intent) = decide("${pvc.name}", None) else { panic!("no intent") };
+    assert_eq!(intent.secrets.node_expand.clone().unwrap().to_string(), "ns/c");
+    assert_eq!(intent.request.parameters, [("tier".to_owned(), "fast".to_owned())].into());
+    assert_eq!(describe(&decide(annotated, None)), "read annotations of ns/c");
+    let verdict = decide(annotated, Some(&[("team", "red"), ("other", "x")]));
+    let ProvisionVerdict::WriteIntent(intent) = verdict else { panic!("{verdict:?}") };
+    assert_eq!(intent.secrets.provisioner.clone().unwrap().to_string(), "ns/red");
+    let missing = describe(&decide(annotated, Some(&[])));
+    let expected = "retry failed to provision volume with StorageClass \"gold\": StorageClass gold has \
+                    invalid tokens in csi.storage.k8s.io/secret-name: \"pvc.annotations['team']\"";
+    assert!(missing.starts_with(expected), "{missing}");
 }
 
 #[test]
@@ -285,7 +335,7 @@ fn claims_are_provisioned_according_to_annotations_and_class() {
             "clone",
             json!({"spec": {"dataSource": {"kind": "PersistentVolumeClaim", "name": "x"}}}),
             json!({}),
-            "reject driver drv does not support cloning",
+            "reject this version of Cofferdam does not clone volumes",
         ),
         (
             "restore",
@@ -293,7 +343,7 @@ fn claims_are_provisioned_according_to_annotations_and_class() {
                 "apiGroup": "snapshot.storage.k8s.io", "kind": "VolumeSnapshot", "name": "x",
             }}}),
             json!({}),
-            "reject driver drv does not support restoring snapshots",
+            "reject this version of Cofferdam does not restore snapshots",
         ),
         (
             "populator",
@@ -312,7 +362,8 @@ fn claims_are_provisioned_according_to_annotations_and_class() {
             json!({}),
             json!({"parameters": {"csi.storage.k8s.io/nope": "x"}}),
             "reject StorageClass gold has the unknown parameter \"csi.storage.k8s.io/nope\"; expected \
-             csi.storage.k8s.io/fstype, or a key without the prefix csi.storage.k8s.io/",
+             csi.storage.k8s.io/fstype, a key of a Secret such as \
+             csi.storage.k8s.io/provisioner-secret-name, or a key without the prefix csi.storage.k8s.io/",
         ),
     ];
     for (name, claim, class, expected) in cases {
@@ -489,7 +540,7 @@ fn decisions_after_create_volume() {
         let fixture = ProvisionerFixture::new(claim, None, None);
         let mut intent = (*intent()).clone();
         intent.class.reclaim_policy = cofferdam_domain::ReclaimPolicy::parse(policy);
-        let shown = match decide_after_create(&fixture.cache, None, &intent, response) {
+        let shown = match decide_after_create(&fixture.cache, None, &intent, false, response) {
             CreateVerdict::Save(_, capacity) => format!("save {capacity}"),
             CreateVerdict::DeleteUnneeded(_, None) => "delete".to_owned(),
             CreateVerdict::DeleteUnneeded(_, Some(_)) => "delete with event".to_owned(),
@@ -500,6 +551,49 @@ fn decisions_after_create_volume() {
         };
         assert_eq!(shown, expected, "{name}");
     }
+}
+
+#[test]
+fn inconclusive_errors_do_not_settle_a_request_that_another_process_may_have_sent() {
+    let fixture = ProvisionerFixture::new(None, None, None);
+    let intent = intent();
+    #[rustfmt::skip] // kind of a final error, result for an own intent, result for a recovered intent
+    let table = [
+        (ErrorKind::Internal,           "failed",             "repeat"),
+        (ErrorKind::Unknown,            "failed",             "repeat"),
+        (ErrorKind::Unauthenticated,    "failed",             "repeat"),
+        (ErrorKind::PermissionDenied,   "failed",             "repeat"),
+        (ErrorKind::Unavailable,        "repeat",             "repeat"),
+        (ErrorKind::InvalidArgument,    "failed permanently", "failed permanently"),
+        (ErrorKind::OutOfRange,         "failed",             "failed"),
+        (ErrorKind::ResourceExhausted,  "failed",             "failed"),
+        (ErrorKind::FailedPrecondition, "failed",             "failed"),
+    ];
+    for (kind, own, recovered) in table {
+        for (is_recovered, expected) in [(false, own), (true, recovered)] {
+            let response = Err(StorageError::with_known_effect(kind, "no"));
+            let shown = match decide_after_create(&fixture.cache, None, &intent, is_recovered, response) {
+                CreateVerdict::Failed { permanent: false, .. } => "failed",
+                CreateVerdict::Failed { permanent: true, .. } => "failed permanently",
+                CreateVerdict::Retry(_) => "repeat",
+                other @ (CreateVerdict::Save(..)
+                | CreateVerdict::DeleteUnneeded(..)
+                | CreateVerdict::Reschedule { .. }) => panic!("{other:?}"),
+            };
+            assert_eq!(shown, expected, "{kind:?}, recovered: {is_recovered}");
+        }
+    }
+}
+
+#[test]
+fn a_driver_without_create_delete_gets_no_intent() {
+    let mut fixture = ProvisionerFixture::new(Some(claim_json()), Some(class_json()), None);
+    fixture.options.create_drivers.clear();
+    let expected = "reject driver drv does not create volumes: it has no CREATE_DELETE_VOLUME";
+    assert_eq!(describe(&fixture.decide()), expected);
+    // An earlier process wrote this intent, and the driver had the capability then.
+    fixture.intent = Some(intent());
+    assert_eq!(describe(&fixture.decide()), "create");
 }
 
 /// A fixture whose driver has topology, with node `n` in zone `a`.
@@ -585,7 +679,8 @@ fn resource_exhausted_on_the_selected_node_is_rescheduled() {
     ];
     for (selected, kind, finality, expected) in table {
         let fixture = fixture_with_topology(selected, json!({}));
-        let shown = match decide_after_create(&fixture.cache, None, &intent, response(kind, finality)) {
+        let response = response(kind, finality);
+        let shown = match decide_after_create(&fixture.cache, None, &intent, false, response) {
             CreateVerdict::Reschedule { node, .. } => format!("reschedule {node}"),
             CreateVerdict::Failed { permanent: false, .. } => "failed".to_owned(),
             CreateVerdict::Retry(_) => "repeat".to_owned(),
@@ -599,7 +694,16 @@ fn resource_exhausted_on_the_selected_node_is_rescheduled() {
 
 #[test]
 fn released_volumes_are_deleted_and_finalizers_removed() {
-    use ReclaimVerdict::{AddFinalizer, DeleteObject, DeleteVolume, DeletionFrozen, RemoveFinalizer};
+    use ReclaimVerdict::{
+        AddFinalizer, DeleteObject, DeleteVolume, DeletionFrozen, InTreeSource, RemoveFinalizer,
+    };
+    let migrated = json!({"metadata": {"annotations": {
+        "pv.kubernetes.io/provisioned-by": "kubernetes.io/aws-ebs", "pv.kubernetes.io/migrated-to": "drv",
+    }}});
+    let in_tree = merged(
+        migrated.clone(),
+        json!({"spec": {"csi": null, "awsElasticBlockStore": {"volumeID": "vol-1"}}}),
+    );
     let released = json!({"status": {"phase": "Released"}});
     let deleting = json!({"metadata": {"deletionTimestamp": "2026-01-01T00:00:00Z"}});
     let without_finalizer = json!({"metadata": {"finalizers": ["kubernetes.io/pv-protection"]}});
@@ -661,6 +765,42 @@ fn released_volumes_are_deleted_and_finalizers_removed() {
             Some(DeleteVolume),
         ),
         ("in-tree", both(&released, &json!({"spec": {"csi": null}})), false, false, None),
+        ("in-tree, migrated", both(&released, &in_tree), false, false, Some(InTreeSource)),
+        ("in-tree, migrated, bound", in_tree.clone(), false, false, None),
+        (
+            "in-tree, migrated, Retain",
+            both(&in_tree, &policy("Retain")),
+            false,
+            false,
+            Some(RemoveFinalizer(1)),
+        ),
+        (
+            "in-tree, migrated to a driver of another process",
+            both(
+                &both(&released, &in_tree),
+                &json!({"metadata": {"annotations": {"pv.kubernetes.io/migrated-to": "x"}}}),
+            ),
+            false,
+            false,
+            None,
+        ),
+        (
+            "CSI source, in-tree provisioner, migrated",
+            both(&released, &migrated),
+            false,
+            false,
+            Some(DeleteVolume),
+        ),
+        (
+            "CSI source, in-tree provisioner, migration not recorded",
+            both(
+                &both(&released, &migrated),
+                &json!({"metadata": {"annotations": {"pv.kubernetes.io/migrated-to": null}}}),
+            ),
+            false,
+            false,
+            None,
+        ),
     ];
     for (name, change, deleted, is_frozen, expected) in cases {
         let json = merged(volume_json(), change);
@@ -670,6 +810,38 @@ fn released_volumes_are_deleted_and_finalizers_removed() {
             (ReclaimVerdict::NoAction(_), None) => {}
             (verdict, expected) => assert_eq!(Some(verdict), expected, "{name}"),
         }
+    }
+}
+
+#[test]
+fn claims_of_in_tree_classes_are_rejected_by_the_provisioner_of_the_csi_driver() {
+    let rejected = "reject StorageClass gold has the in-tree provisioner kubernetes.io/aws-ebs, whose \
+                    parameters this version of Cofferdam does not translate; expected a StorageClass with \
+                    the provisioner ebs.csi.aws.com";
+    let annotated = |provisioner: &str| {
+        let key = "volume.kubernetes.io/storage-provisioner";
+        json!({"metadata": {"annotations": {key: provisioner}}})
+    };
+    let migrated = merged(
+        annotated("kubernetes.io/aws-ebs"),
+        json!({"metadata": {"annotations": {"pv.kubernetes.io/migrated-to": "ebs.csi.aws.com"}}}),
+    );
+    let delayed = json!({"volumeBindingMode": "WaitForFirstConsumer"});
+    #[rustfmt::skip] // one row per claim
+    let table = [
+        ("annotated by pv-controller", annotated("ebs.csi.aws.com"), json!({}), false, rejected),
+        ("annotated by this process", annotated("ebs.csi.aws.com"), json!({}), true, rejected),
+        ("not annotated", json!({}), json!({}), true, "no action"),
+        ("annotated with the plugin", migrated, json!({}), false, rejected),
+        ("plugin without the migration", annotated("kubernetes.io/aws-ebs"), json!({}), false, "no action"),
+        ("driver of another process", annotated("pd.csi.storage.gke.io"), json!({}), false, "no action"),
+        ("no node selected", annotated("ebs.csi.aws.com"), delayed, false, "no action"),
+    ];
+    for (name, claim, class, runs_pv_controller, expected) in table {
+        let class = merged(merged(class_json(), json!({"provisioner": "kubernetes.io/aws-ebs"})), class);
+        let mut fixture = ProvisionerFixture::new(Some(merged(claim_json(), claim)), Some(class), None);
+        fixture.options.runs_pv_controller = runs_pv_controller;
+        assert_eq!(describe(&fixture.decide()), expected, "{name}");
     }
 }
 
@@ -744,4 +916,110 @@ fn claims_of_node_local_drivers_are_provisioned_on_their_node() {
             assert_eq!(intent.request.topology, Some(topology), "{name}");
         }
     }
+}
+
+#[test]
+fn only_changes_that_provisioning_depends_on_are_relevant() {
+    let old: Claim = read(&claim_json());
+    let is_relevant = |change: Value| is_relevant_change(Some(&old), &read(&merged(claim_json(), change)));
+    let annotation = |name: &str| json!({"metadata": {"annotations": {name: "x"}}});
+    assert!(is_relevant_change(None, &old), "a new claim");
+    for change in [
+        json!({"metadata": {"resourceVersion": "6"}}),
+        json!({"metadata": {"labels": {"a": "b"}, "finalizers": ["example.com/mine"]}}),
+        json!({"status": {"conditions": [{"type": "Resizing", "status": "True"}]}}),
+        annotation("example.com/note"),
+    ] {
+        assert!(!is_relevant(change.clone()), "{change}");
+    }
+    for change in [
+        json!({"metadata": {"uid": "another"}}),
+        json!({"metadata": {"deletionTimestamp": "2026-01-01T00:00:00Z"}}),
+        json!({"spec": {"storageClassName": "silver"}}),
+        json!({"spec": {"volumeName": "v"}}),
+        json!({"spec": {"accessModes": ["ReadWriteMany"]}}),
+        json!({"spec": {"volumeMode": "Block"}}),
+        json!({"spec": {"resources": {"requests": {"storage": "2Gi"}}}}),
+        json!({"spec": {"selector": {"matchLabels": {"a": "b"}}}}),
+        json!({"spec": {"volumeAttributesClassName": "fast"}}),
+        json!({"spec": {"dataSource": {"kind": "PersistentVolumeClaim", "name": "d"}}}),
+        annotation("volume.kubernetes.io/selected-node"),
+        annotation("volume.kubernetes.io/storage-provisioner"),
+        annotation("volume.beta.kubernetes.io/storage-provisioner"),
+        annotation("volume.beta.kubernetes.io/storage-class"),
+        annotation("pv.kubernetes.io/migrated-to"),
+        annotation("pv.kubernetes.io/bind-completed"),
+    ] {
+        assert!(is_relevant(change.clone()), "{change}");
+    }
+}
+
+#[test]
+fn a_mended_class_adds_a_request_to_an_open_intent() {
+    let class = |uid: &str, tier: &str| {
+        merged(class_json(), json!({"metadata": {"uid": uid}, "parameters": {"tier": tier}}))
+    };
+    let mended = || class("new", "slow");
+    let waiting = json!({"volumeBindingMode": "WaitForFirstConsumer"});
+    let claim = |change: Value| Some(merged(claim_json(), change));
+    let other_volume = merged(volume_json(), json!({"spec": {"claimRef": {"uid": "other"}}}));
+    let rows: Vec<(&str, Option<Value>, Option<Value>, Option<Value>, &str)> = vec![
+        ("unchanged", claim(json!({})), Some(class_json()), None, "create"),
+        ("other parameters", claim(json!({})), Some(mended()), None, "write mended request"),
+        ("created again", claim(json!({})), Some(class("new", "fast")), None, "create"),
+        ("class deleted", claim(json!({})), None, None, "create"),
+        (
+            "class of another driver",
+            claim(json!({})),
+            Some(merged(mended(), json!({"provisioner": "other"}))),
+            None,
+            "create",
+        ),
+        (
+            "invalid class",
+            claim(json!({})),
+            Some(merged(mended(), json!({"parameters": {"csi.storage.k8s.io/odd": "x"}}))),
+            None,
+            "create",
+        ),
+        ("waits for a node", claim(json!({})), Some(merged(mended(), waiting)), None, "create"),
+        ("claim deleted", None, Some(mended()), None, "create"),
+        (
+            "claim is being deleted",
+            claim(json!({"metadata": {"deletionTimestamp": "2026-06-03T12:00:00Z"}})),
+            Some(mended()),
+            None,
+            "create",
+        ),
+        ("claim has a volume", claim(json!({"spec": {"volumeName": "v"}})), Some(mended()), None, "create"),
+        ("volume exists", claim(json!({})), Some(mended()), Some(volume_json()), "remove intent"),
+        ("name is taken", claim(json!({})), Some(mended()), Some(other_volume), "create"),
+    ];
+    for (row, claim, class, volume, expected) in rows {
+        let mut fixture = ProvisionerFixture::new(claim, class, volume);
+        fixture.intent = Some(intent());
+        assert_eq!(describe(&fixture.decide()), expected, "{row}");
+    }
+
+    let mut fixture = ProvisionerFixture::new(claim(json!({})), Some(mended()), None);
+    fixture.intent = Some(intent());
+    let ProvisionVerdict::WriteMended(both) = fixture.decide() else { panic!("no mended request") };
+    let request = both.mended.clone().unwrap();
+    assert_eq!(
+        (&request.class.uid, &request.request.parameters["tier"]),
+        (&"new".into(), &"slow".to_owned())
+    );
+    assert_eq!(Intent { mended: None, ..(*both).clone() }, *intent());
+    // After a final error of the mended request, the first one is repeated before the mended one.
+    fixture.last_request = Some(request_digest(&request));
+    assert_eq!(describe(&fixture.decide()), "create");
+    fixture.last_request = Some(request_digest(&intent()));
+    assert_eq!(describe(&fixture.decide()), "write mended request");
+    // A request that the driver has rejected as invalid waits for the slow retry.
+    fixture.infeasible = Some("new".into());
+    assert_eq!(describe(&fixture.decide()), "create");
+    // A third request waits for the result of the second.
+    let mut fixture = ProvisionerFixture::new(claim(json!({})), Some(class("third", "good")), None);
+    fixture.intent = Some(Arc::new(*both));
+    assert_eq!(describe(&fixture.decide()), "create");
 }

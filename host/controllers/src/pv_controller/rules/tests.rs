@@ -7,7 +7,8 @@
 //! selected-node, `mt=x` migrated-to, `pre=x` pre-resize-capacity, `beta=x` legacy class annotation, `sc=x`
 //! class, `vac=x` VolumeAttributesClass, `K` Block, `del`/`rec`/`odd` reclaim policy (default Retain), `csi`
 //! CSI source, `l=k:v` label, `sel=k:v` selector, `badsel` invalid selector, `m=…` access modes, `deleting`,
-//! `cap=x` status.capacity. A class is `name provisioner …` with the words `wffc` WaitForFirstConsumer,
+//! `cap=x` status.capacity, `fin=…` finalizers (IT of the in-tree plugin, EXT of external-provisioner),
+//! `src=x` in-tree source. A class is `name provisioner …` with the words `wffc` WaitForFirstConsumer,
 //! `unset` no volumeBindingMode, `default` default class, or a number: the creation time in milliseconds.
 #![allow(clippy::type_complexity, reason = "the type of a table's rows is written once, at the table")]
 
@@ -17,11 +18,13 @@ use cofferdam_cluster::{Cache, EventType};
 use cofferdam_domain::{
     AccessMode, AccessModes, BindingMode, Claim, ClaimKey, ClaimPhase, ClaimRef, DriverName, LabelSelector,
     LabelSelectorRequirement, ObjectMeta, Quantity, ReclaimPolicy, StorageClass, StringMap, Uid, Volume,
-    VolumeMode, VolumePhase, names, selector::InvalidRequirement, volume::CsiVolumeSource,
+    VolumeMode, VolumePhase, names,
+    selector::InvalidRequirement,
+    volume::{CsiVolumeSource, VolumeNotation},
 };
 
 use super::{
-    AttributesClassWrite, BindingInput, CapacityWrite, ClaimBindingVerdict, ClaimEffect,
+    AttributesClassWrite, BindingInput, CapacityWrite, ClaimBindingVerdict, ClaimEffect, MigratedToWrite,
     VolumeBindingVerdict, VolumeEffect, decide_claim, decide_volume,
 };
 use crate::events::EventSpec;
@@ -97,6 +100,7 @@ fn pv(spec: &str) -> Volume {
         node_affinity_terms: Box::default(),
         csi: None,
         in_tree_source: None,
+        notation: None,
         phase: match phase {
             "A" => VolumePhase::Available,
             "B" => VolumePhase::Bound,
@@ -133,10 +137,21 @@ fn pv(spec: &str) -> Volume {
             ("l", label) => meta.labels = with(&meta.labels, &pair(label).0, &pair(label).1),
             ("m", list) => volume.access_modes = modes(list),
             ("deleting", _) => meta.deleting = true,
+            ("fin", list) => meta.finalizers = list.split('+').map(|name| finalizer(name).into()).collect(),
+            ("src", "nfs") => volume.in_tree_source = Some("nfs"),
+            ("src", "rbd") => volume.in_tree_source = Some("rbd"),
             other => panic!("word {other:?}"),
         }
     }
     volume
+}
+
+fn finalizer(name: &str) -> &str {
+    match name {
+        "IT" => names::IN_TREE_FINALIZER,
+        "EXT" => names::PROVISIONER_FINALIZER,
+        other => other,
+    }
 }
 
 fn pvc(spec: &str) -> Claim {
@@ -162,6 +177,7 @@ fn pvc(spec: &str) -> Claim {
         source: None,
         phase: ClaimPhase::Pending,
         status_access_modes: AccessModes::default(),
+        status_access_mode_list: None,
         status_capacity: None,
         status_attributes_class: None,
         progress: None,
@@ -182,6 +198,7 @@ fn pvc(spec: &str) -> Claim {
             ("bc", _) => annotate(meta, names::BOUND_BY_CONTROLLER, "yes"),
             ("bd", _) => annotate(meta, names::BIND_COMPLETED, "yes"),
             ("sp", by) => annotate(meta, names::STORAGE_PROVISIONER, by),
+            ("mt", to) => annotate(meta, names::MIGRATED_TO, to),
             ("sn", node) => annotate(meta, names::SELECTED_NODE, node),
             ("beta", class) => annotate(meta, names::CLASS_BETA, class),
             ("sc", class) => claim.class = Some(class.into()),
@@ -265,7 +282,20 @@ fn show_volume(volume: &Volume) -> String {
         VolumePhase::Pending => "P",
     };
     let bc = if volume.meta.has_annotation(names::BOUND_BY_CONTROLLER) { " bc" } else { "" };
-    format!("{} {reference} {phase}{bc}", volume.name)
+    let mut text = format!("{} {reference} {phase}{bc}", volume.name);
+    if let Some(to) = volume.meta.annotation(names::MIGRATED_TO) {
+        text.push_str(&format!(" mt={to}"));
+    }
+    if !volume.meta.finalizers.is_empty() {
+        let short = |finalizer: &Arc<str>| match &**finalizer {
+            names::IN_TREE_FINALIZER => "IT".to_owned(),
+            names::PROVISIONER_FINALIZER => "EXT".to_owned(),
+            other => other.to_owned(),
+        };
+        let finalizers: Vec<String> = volume.meta.finalizers.iter().map(short).collect();
+        text.push_str(&format!(" fin={}", finalizers.join("+")));
+    }
+    text
 }
 
 /// The fields of a claim that binding changes, in the notation of this module.
@@ -284,6 +314,9 @@ fn show_claim(claim: &Claim) -> String {
     if let Some(by) = claim.meta.annotation(names::STORAGE_PROVISIONER) {
         text.push_str(&format!(" sp={by}"));
     }
+    if let Some(to) = claim.meta.annotation(names::MIGRATED_TO) {
+        text.push_str(&format!(" mt={to}"));
+    }
     if let Some(class) = &claim.class {
         text.push_str(&format!(" sc={class}"));
     }
@@ -294,6 +327,14 @@ fn show_claim(claim: &Claim) -> String {
         text.push_str(&format!(" vac={class}"));
     }
     text
+}
+
+fn write_migrated_to(meta: &mut ObjectMeta, write: &MigratedToWrite) {
+    match write {
+        MigratedToWrite::Keep => {}
+        MigratedToWrite::Clear => meta.annotations = without(&meta.annotations, names::MIGRATED_TO),
+        MigratedToWrite::Set(driver) => annotate(meta, names::MIGRATED_TO, driver.as_str()),
+    }
 }
 
 /// An API that performs the effects of verdicts.
@@ -396,11 +437,13 @@ impl FakeApi {
             }),
             ClaimEffect::SetStatus(status) => self.put_claim(claim, |claim| {
                 claim.phase = status.phase;
-                claim.status_access_modes = status.access_modes.unwrap_or_default();
+                claim.status_access_modes = status.access_modes.unwrap_or_default().into_iter().collect();
                 match status.capacity {
                     CapacityWrite::Keep => {}
                     CapacityWrite::Clear => claim.status_capacity = None,
-                    CapacityWrite::Set(capacity) => claim.status_capacity = Some(capacity),
+                    CapacityWrite::Set(capacity) => {
+                        claim.status_capacity = Some(Quantity::parse(&capacity).unwrap());
+                    }
                 }
                 match status.attributes_class {
                     AttributesClassWrite::Keep => {}
@@ -411,6 +454,9 @@ impl FakeApi {
             ClaimEffect::SetProvisioner(driver) => self.put_claim(claim, |claim| {
                 annotate(&mut claim.meta, names::STORAGE_PROVISIONER, driver.as_str());
             }),
+            ClaimEffect::SetMigratedTo(to) => {
+                self.put_claim(claim, |claim| write_migrated_to(&mut claim.meta, &to))
+            }
         }
     }
 
@@ -448,6 +494,14 @@ impl FakeApi {
                                 without(&volume.meta.annotations, names::BOUND_BY_CONTROLLER);
                         } else if let Some(reference) = &mut volume.claim_ref {
                             reference.uid = None;
+                        }
+                    })
+                }
+                VolumeBindingVerdict::Apply(VolumeEffect::UpdateMigration { migrated_to, finalizers }, _) => {
+                    self.put_volume(&current, |volume| {
+                        write_migrated_to(&mut volume.meta, &migrated_to);
+                        if let Some(finalizers) = finalizers {
+                            volume.meta.finalizers = finalizers.into();
                         }
                     })
                 }
@@ -602,6 +656,74 @@ fn claims_with_bind_completed() {
 
 #[test]
 #[rustfmt::skip] // a table
+fn the_migration_of_an_in_tree_plugin_is_recorded_on_its_claims() {
+    check_claims(
+        &[],
+        &[],
+        &[
+            ("migrated", &["v 1Gi me B"], "1Gi v B bc bd sp=kubernetes.io/gce-pd", "no action", &["v me B"],
+                "v B bc bd sp=kubernetes.io/gce-pd mt=pd.csi.storage.gke.io cap=1Gi", &[]),
+            ("not migrated", &["v 1Gi me B"], "1Gi v B bc bd sp=kubernetes.io/rbd", "no action", &["v me B"],
+                "v B bc bd sp=kubernetes.io/rbd cap=1Gi", &[]),
+            ("not migrated any more", &["v 1Gi me B"],
+                "1Gi v B bc bd sp=kubernetes.io/rbd mt=rbd.csi.ceph.com", "no action", &["v me B"],
+                "v B bc bd sp=kubernetes.io/rbd cap=1Gi", &[]),
+            ("no provisioner", &["v 1Gi me B"], "1Gi v B bc bd mt=x", "no action", &["v me B"],
+                "v B bc bd mt=x cap=1Gi", &[]),
+        ],
+    );
+}
+
+#[test]
+fn the_status_of_a_bound_claim_has_the_notation_of_its_volume() {
+    use AccessMode::{ReadOnlyMany, ReadWriteOnce};
+    let bound_status = |capacity: Option<&str>, modes: Option<Vec<AccessMode>>, words: &str| {
+        let mut volume = pv(&format!("v 2G me B {words}"));
+        volume.notation = Some(Box::new(VolumeNotation {
+            capacity: capacity.map(Into::into),
+            access_modes: modes.map(Into::into),
+        }));
+        let api = FakeApi::default();
+        assert!(api.cache.volumes.apply(Ok(volume)));
+        let verdict = decide_claim(api.input(&|_| false), &pvc("1G v P bd"));
+        let ClaimBindingVerdict::Apply(ClaimEffect::SetStatus(status), None) = verdict else {
+            panic!("{verdict:?}")
+        };
+        (status.capacity, status.access_modes.unwrap())
+    };
+    let twice = vec![ReadWriteOnce, ReadWriteOnce];
+    assert_eq!(
+        bound_status(Some("2G"), Some(twice.clone()), "m=RWO"),
+        (CapacityWrite::Set("2G".to_owned()), twice)
+    );
+    assert_eq!(
+        bound_status(None, Some(vec![ReadOnlyMany, ReadWriteOnce]), ""),
+        (CapacityWrite::Set("1953125Ki".to_owned()), vec![ReadOnlyMany, ReadWriteOnce])
+    );
+    assert_eq!(bound_status(Some("2G"), None, "pre=1G").0, CapacityWrite::Set("1G".to_owned()));
+}
+
+#[test]
+fn a_bound_claim_gets_the_list_of_access_modes_of_its_volume() {
+    use AccessMode::{ReadOnlyMany, ReadWriteOnce};
+    let mut volume = pv("v 1Gi me B");
+    let list = vec![ReadOnlyMany, ReadWriteOnce];
+    volume.notation =
+        Some(Box::new(VolumeNotation { capacity: None, access_modes: Some(list.clone().into()) }));
+    let api = FakeApi::default();
+    assert!(api.cache.volumes.apply(Ok(volume)));
+    let mut claim = pvc("1Gi v B bd");
+    let verdict = decide_claim(api.input(&|_| false), &claim);
+    let ClaimBindingVerdict::Apply(ClaimEffect::SetStatus(status), None) = verdict else {
+        panic!("{verdict:?}")
+    };
+    assert_eq!((status.access_modes, status.capacity), (Some(list.clone()), CapacityWrite::Keep));
+    claim.status_access_mode_list = Some(list.into());
+    assert!(matches!(decide_claim(api.input(&|_| false), &claim), ClaimBindingVerdict::NoAction(_)));
+}
+
+#[test]
+#[rustfmt::skip] // a table
 fn classes_and_modes() {
     check_claims(
         &[],
@@ -640,9 +762,11 @@ fn claims_that_need_provisioning() {
             "wait drv wffc",
             "unset drv unset",
             "intree kubernetes.io/no-provisioner",
+            "gp2 kubernetes.io/aws-ebs",
+            "disk kubernetes.io/gce-pd",
             "far elsewhere.example",
         ],
-        &["drv"],
+        &["drv", "ebs.csi.aws.com"],
         &[
             ("a local provisioner needs no annotation", &[], "1Gi - P sc=ext", "provisioner ext drv", &[],
                 "- P sc=ext", &[]),
@@ -653,6 +777,12 @@ fn claims_that_need_provisioning() {
             ("annotation of a former provisioner", &[], "1Gi - P sc=ext sp=old", "provisioner ext drv", &[],
                 "- P sp=drv sc=ext", &[]),
             ("15-6", &[], "1Gi - P sc=intree", "wait", &[], "- P sc=intree", &["W ProvisioningFailed"]),
+            ("in-tree class of a driver of another process", &[], "1Gi - P sc=disk",
+                "provisioner disk pd.csi.storage.gke.io", &[], "- P sp=pd.csi.storage.gke.io sc=disk", &[]),
+            ("in-tree class of a driver of this process", &[], "1Gi - P sc=gp2",
+                "provisioner gp2 ebs.csi.aws.com", &[], "- P sp=ebs.csi.aws.com sc=gp2", &[]),
+            ("annotation of an in-tree plugin", &[], "1Gi - P sc=gp2 sp=kubernetes.io/aws-ebs",
+                "provisioner gp2 ebs.csi.aws.com", &[], "- P sp=ebs.csi.aws.com sc=gp2", &[]),
             ("15-7", &[], "1Gi - P beta=yes", "wait", &[], "- P", &["W ProvisioningFailed"]),
             ("WaitForFirstConsumer without a node", &[], "1Gi - P sc=wait", "wait", &[], "- P sc=wait",
                 &["N WaitForFirstConsumer"]),
@@ -736,7 +866,22 @@ fn the_volume_phase_follows_its_claim() {
         ("8-10-1", "v 1Gi me B bc del csi dp=external.io/test", None, None, "no action", "v me R bc", &[]),
         ("8-10-2", "v 1Gi me B bc del csi", None, None, "no action", "v me R bc", &[]),
         ("8-10-3", "v 1Gi me B del dp=kubernetes.io/gce-pd mt=pd.csi.storage.gke.io", None, None,
-            "no action", "v me R", &[]),
+            "no action", "v me R mt=pd.csi.storage.gke.io", &[]),
+        ("5-9 the plugin is not migrated any more",
+            "v 1Gi - A del dp=kubernetes.io/rbd mt=rbd.csi.ceph.com fin=EXT", None, None,
+            "no action", "v - A", &[]),
+        ("8-10-3 the migration is not recorded", "v 1Gi me B del csi dp=kubernetes.io/aws-ebs", None, None,
+            "no action", "v me R mt=ebs.csi.aws.com", &[]),
+        ("13-2", "v 1Gi - A del csi fin=EXT+x", None, None, "no action", "v - A fin=EXT+x", &[]),
+        ("13-5 without a deleter", "v 1Gi - A del dp=kubernetes.io/rbd fin=EXT", None, None, "no action",
+            "v - A", &[]),
+        ("13-6 without a deleter", "v 1Gi - A del dp=kubernetes.io/rbd fin=EXT+x+IT", None, None, "no action",
+            "v - A fin=x+IT", &[]),
+        ("13-7", "v 1Gi - A del dp=kubernetes.io/gce-pd mt=pd.csi.storage.gke.io fin=EXT+IT", None, None,
+            "no action", "v - A mt=pd.csi.storage.gke.io fin=EXT", &[]),
+        ("13-12", "v 1Gi - A dp=kubernetes.io/rbd", None, None, "no action", "v - A", &[]),
+        ("13-14", "v 1Gi - A dp=kubernetes.io/rbd fin=IT", None, None, "no action", "v - A", &[]),
+        ("13-15", "v 1Gi - A fin=IT", None, None, "no action", "v - A fin=IT", &[]),
         ("8-12 loser of a double provisioning", "v 1Gi me B del csi dp=external.io/test", Some("10Gi o B"),
             None, "no action", "v me R", &[]),
         ("a failed volume gets one event", "v 1Gi me F odd", None, None, "no action", "v me F", &[]),
@@ -754,6 +899,31 @@ fn the_volume_phase_follows_its_claim() {
         assert_eq!(api.reconcile_volume("v", *live), *end, "{id}");
         assert_eq!(api.show().0, [*after], "{id}");
         assert_eq!(api.events, *events, "{id}");
+    }
+}
+
+#[test]
+fn the_message_of_a_volume_without_a_deleter_is_upstreams() {
+    let message = |spec: &str| {
+        let verdict = decide_volume(FakeApi::default().input(&|_| false), &pv(spec), None);
+        let VolumeBindingVerdict::Apply(VolumeEffect::SetPhase(VolumePhase::Failed, message), Some(event)) =
+            verdict
+        else {
+            panic!("{verdict:?}")
+        };
+        assert_eq!((event.reason, &event.text), ("VolumeFailedDelete", &message));
+        message
+    };
+    let by_source = "error getting deleter volume plugin for volume \"v\": ";
+    #[rustfmt::skip] // one row per volume
+    let table = [
+        ("v 1Gi me R del src=nfs", format!("{by_source}no deletable volume plugin matched")),
+        ("v 1Gi me R del src=rbd", format!("{by_source}no volume plugin matched")),
+        ("v 1Gi me R del src=rbd dp=kubernetes.io/rbd",
+            "no volume plugin matched name: kubernetes.io/rbd".to_owned()),
+    ];
+    for (spec, expected) in table {
+        assert_eq!(message(spec), expected, "{spec}");
     }
 }
 

@@ -171,6 +171,38 @@ fn modification_steps_before_and_after_the_driver_call() {
 }
 
 #[test]
+fn the_modification_of_an_in_tree_volume_is_rejected() {
+    let decide = |claim: Value| {
+        let cache = Cache::default();
+        put::<Volume>(
+            &cache,
+            &json!({
+                "metadata": {"name": "v", "uid": "v-uid", "resourceVersion": "5"},
+                "spec": {
+                    "claimRef": {"namespace": "ns", "name": "a", "uid": "a-uid"},
+                    "cinder": {"volumeID": "x"},
+                },
+            }),
+        );
+        let input = ModificationInput {
+            cache: &cache,
+            abilities: ABILITIES,
+            is_last_call_final: false,
+            infeasible: None,
+            pending_reported: None,
+            completed: None,
+        };
+        describe(decide_modification(input, &read(&claim)))
+    };
+    assert_eq!(
+        decide(claim("fast", "", "", "")),
+        "reject: PersistentVolume v belongs to an in-tree plugin that is migrated to \
+         cinder.csi.openstack.org: this version of Cofferdam does not modify such volumes"
+    );
+    assert_eq!(decide(claim("", "", "", "")), "no action: the PersistentVolume has no spec.csi");
+}
+
+#[test]
 fn storage_errors_are_classified() {
     use ErrorKind as E;
     assert_eq!(

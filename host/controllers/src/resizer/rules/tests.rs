@@ -56,6 +56,7 @@ struct ExpansionFixture {
     volume: Value,
     pod: Option<Value>,
     abilities: ResizerAbilities,
+    annotates_size: bool,
     last_expansion: LastExpansion,
     result: Option<ExpansionResult>,
 }
@@ -68,6 +69,7 @@ impl ExpansionFixture {
             volume: volume_json(),
             pod: None,
             abilities,
+            annotates_size: true,
             last_expansion: LastExpansion::default(),
             result: None,
         }
@@ -90,6 +92,7 @@ impl ExpansionFixture {
         put::<Volume>(&cache, &self.volume);
         self.pod.iter().for_each(|pod| put::<Pod>(&cache, pod));
         let input = ExpansionInput {
+            annotates_size: self.annotates_size,
             cache: &cache,
             abilities: self.abilities,
             last_expansion: self.last_expansion,
@@ -184,10 +187,11 @@ fn claims_that_need_no_expansion_or_cannot_expand() {
     let expanding = || ExpansionFixture::new().claim(&spec_request("2Gi"));
     let has_size = "no action: the claim has the requested size";
     let not_bound = "no action: the PersistentVolume is not bound to the claim";
+    let in_tree = json!({"spec": {"csi": null, "awsElasticBlockStore": {"volumeID": "vol-1"}}});
     let unable = ExpansionFixture { abilities: ResizerAbilities::default(), ..expanding() };
     let completed = json!({"metadata": {"annotations": {names::PRE_RESIZE_CAPACITY: "512Mi"}}});
     #[rustfmt::skip] // one row per case
-    let table: [(ExpansionFixture, &str); 15] = [
+    let table: [(ExpansionFixture, &str); 18] = [
         (ExpansionFixture::new(), has_size),
         (ExpansionFixture::new().claim(&spec_request("512Mi")), has_size),
         (expanding().claim(&json!({"status": {"phase": "Lost"}})), "no action: the claim is not bound"),
@@ -198,6 +202,12 @@ fn claims_that_need_no_expansion_or_cannot_expand() {
         (expanding().volume(&json!({"spec": {"claimRef": {"uid": null}}})), not_bound),
         (expanding().volume(&json!({"spec": {"csi": null}})),
             "no action: the PersistentVolume has no spec.csi"),
+        (expanding().volume(&json!({"spec": {"csi": null, "nfs": {"server": "x"}}})),
+            "no action: the PersistentVolume has no spec.csi"),
+        (expanding().volume(&in_tree),
+            "reject: PersistentVolume v belongs to an in-tree plugin that is migrated to ebs.csi.aws.com: \
+             this version of Cofferdam does not expand such volumes"),
+        (ExpansionFixture::new().volume(&in_tree), "no action: the PersistentVolume has no spec.csi"),
         (unable, "reject: driver drv does not support expansion"),
         (expanding().claim(&spec_request("9Ei")),
             "reject: spec.resources.requests.storage is 9Ei; expected at most 9223372036854775807 bytes"),
@@ -264,6 +274,9 @@ fn expansion_steps_before_and_after_the_driver_call() {
     for (fixture, expected) in table {
         assert_eq!(fixture.describe(), expected);
     }
+    let without_annotation = ExpansionFixture { annotates_size: false, ..with_response(2 * GIB, true) };
+    assert_eq!(without_annotation.clone().describe(), "resize to 2Gi from -", "AnnotateFsResize=false");
+    assert_eq!(large(without_annotation, "2Gi").describe(), "node pending", "AnnotateFsResize=false");
     let of_other_claim = ExpansionFixture {
         result: Some(ExpansionResult { claim: "another".into(), ..response(2 * GIB, false) }),
         ..fixture

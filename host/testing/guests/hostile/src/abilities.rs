@@ -1,7 +1,8 @@
 //! Optional interfaces that return invalid responses.
 
 use cofferdam_guest::{
-    Condition, Result, Snapshot, SnapshotHandle, Volume, VolumeHandle, VolumeStatus,
+    Condition, Owner, ReclaimPolicy, Result, Snapshot, SnapshotHandle, SnapshotOwner, Volume, VolumeHandle,
+    VolumeStatus,
     abilities::{
         GroupRequest, GroupSnapshot, GroupSnapshots, Inspection, Listing, SnapshotPage, SnapshotRequest,
         Snapshots, VolumePage,
@@ -32,6 +33,15 @@ fn status(handle: &str) -> VolumeStatus {
     }
 }
 
+fn owner(cluster_id: String) -> Owner {
+    Owner {
+        cluster_id,
+        claim_uid: String::new(),
+        pv_name: String::new(),
+        reclaim_policy: ReclaimPolicy::Delete,
+    }
+}
+
 /// The number of entries of a page and the token of the next page, selected by the token `after` of the page.
 /// `limit` is the requested maximum of entries; `None` counts as 1.
 fn page(after: Option<String>, limit: Option<u32>) -> (usize, Option<String>) {
@@ -54,6 +64,15 @@ impl Snapshots for Hostile {
             "echo-handle" => cut.handle = echo(),
             "too-large" => cut.size_bytes = Some(u64::MAX),
             "late" => cut.created_at_ms = u64::MAX,
+            "echo-group" => cut.group = Some(echo()),
+            "echo-owner" => {
+                cut.owner = Some(SnapshotOwner {
+                    cluster_id: String::new(),
+                    snapshot_uid: String::new(),
+                    content_name: echo(),
+                    reclaim_policy: ReclaimPolicy::Delete,
+                });
+            }
             "long-group" => cut.group = Some("g".repeat(129)),
             _ => {}
         }
@@ -71,9 +90,22 @@ impl Snapshots for Hostile {
     fn list(source: Option<VolumeHandle>, after: Option<String>, limit: Option<u32>) -> Result<SnapshotPage> {
         let source = if after.as_deref() == Some("foreign-source") { None } else { source };
         let has_foreign_source = after.as_deref() == Some("foreign-source");
+        let has_echo_owner = after.as_deref() == Some("echo-owner");
         let (count, next) = page(after, limit);
         let entry = snapshot("s", source.as_deref().unwrap_or("foreign-source"));
-        Ok(SnapshotPage { snapshots: vec![entry; count.max(usize::from(has_foreign_source))], next })
+        let entry = if has_echo_owner {
+            let owner = SnapshotOwner {
+                cluster_id: echo(),
+                snapshot_uid: String::new(),
+                content_name: String::new(),
+                reclaim_policy: ReclaimPolicy::Delete,
+            };
+            Snapshot { owner: Some(owner), ..entry }
+        } else {
+            entry
+        };
+        let has_entry = has_foreign_source || has_echo_owner;
+        Ok(SnapshotPage { snapshots: vec![entry; count.max(usize::from(has_entry))], next })
     }
 }
 
@@ -88,6 +120,7 @@ impl GroupSnapshots for Hostile {
                 snapshots.iter_mut().for_each(|member| member.source = "foreign-source".to_owned())
             }
             "no-member" => snapshots.iter_mut().for_each(|member| member.group = None),
+            "echo-member" => snapshots.iter_mut().for_each(|member| member.handle = echo()),
             "not-ready" => snapshots.iter_mut().for_each(|member| member.ready = false),
             _ => {}
         }
@@ -106,9 +139,14 @@ impl GroupSnapshots for Hostile {
 
 impl Listing for Hostile {
     fn list(after: Option<String>, limit: Option<u32>) -> Result<VolumePage> {
-        let bad = after.as_deref() == Some("bad-entry");
+        let bad_entry = match after.as_deref() {
+            Some("bad-entry") => Some(status("")),
+            Some("echo-entry") => Some(status(&echo())),
+            _ => None,
+        };
         let (count, next) = page(after, limit);
-        let entry = status(if bad { "" } else { "v" });
+        let bad = bad_entry.is_some();
+        let entry = bad_entry.unwrap_or_else(|| status("v"));
         Ok(VolumePage { volumes: vec![entry; count.max(usize::from(bad))], next })
     }
 }
@@ -119,16 +157,12 @@ impl Inspection for Hostile {
         match handle.as_str() {
             "echo" => found.condition = Some(Condition { abnormal: true, message: echo_message() }),
             "long-node" => found.published_nodes = vec!["n".repeat(10 << 10)],
+            "echo-context" => found.volume.context = vec![("password".to_owned(), echo_message())],
+            "echo-node" => found.published_nodes = vec![echo()],
+            "echo-owner" => found.owner = Some(owner(echo())),
             "control-node" => found.published_nodes = vec!["a\nb".to_owned()],
             "many-nodes" => found.published_nodes = vec!["n".to_owned(); 10_001],
-            "long-owner" => {
-                found.owner = Some(cofferdam_guest::Owner {
-                    cluster_id: "c".repeat(10 << 10),
-                    claim_uid: String::new(),
-                    pv_name: String::new(),
-                    reclaim_policy: cofferdam_guest::ReclaimPolicy::Delete,
-                });
-            }
+            "long-owner" => found.owner = Some(owner("c".repeat(10 << 10))),
             _ => {}
         }
         Ok(found)

@@ -1,7 +1,7 @@
 //! A backend that misbehaves. The settings `on-describe` and `on-probe`, the names of volumes, snapshots and
 //! group snapshots, handles, the parameters of a validation, and the tokens of listings select the
-//! misbehavior. The settings `name`, `topology-keys` and `features` are parts of its description. The setting
-//! `echo` is a text, such as a secret, that it puts into responses, logs, stdout and stderr.
+//! misbehavior. The settings `name`, `version`, `topology-keys` and `features` are parts of its description.
+//! The setting `echo` is a text, such as a secret, that it puts into responses, logs, stdout and stderr.
 #![forbid(unsafe_code)]
 
 mod abilities;
@@ -21,8 +21,9 @@ cofferdam_guest::export!(Hostile: snapshots, group_snapshots, listing, inspectio
 impl Backend for Hostile {
     fn describe() -> Result<Description> {
         misbehave(&settings::get("on-describe").unwrap_or_default());
+        let version = settings::get("version").unwrap_or("1".to_owned());
         let mut description =
-            Description::new(settings::get("name").unwrap_or("hostile.example".to_owned()), "1");
+            Description::new(settings::get("name").unwrap_or("hostile.example".to_owned()), version);
         description.topology_keys = setting_list("topology-keys");
         description.features = setting_list("features");
         Ok(description)

@@ -34,6 +34,10 @@ enum Step {
     /// Acquires the session entry of a key. If there is none, sends a request and stores the response's body
     /// as the entry.
     Login(String, Request),
+    /// Sends a request, and stores the response's body as the entry of a key. Returns no part of it.
+    StoreLogin(String, Request),
+    /// Acquires the session entry of a key, and fails with its value, which it also logs.
+    FailWithLogin(String),
     /// Reveals a secret. The result is its length in bytes, or that there is no such secret.
     Reveal(String),
     Trap,
@@ -139,6 +143,19 @@ fn run_step(step: Step) -> Result<String> {
                 }
                 Err(error) => describe_error(&error),
             },
+            acquired => describe_acquired(acquired),
+        },
+        Step::StoreLogin(key, request) => match send(&request)? {
+            Ok(response) => session::put(&key, &response.body, 60_000)
+                .map_or_else(|error| format!("{error:?}"), |_| "made".to_owned()),
+            Err(error) => describe_error(&error),
+        },
+        Step::FailWithLogin(key) => match session::acquire(&key) {
+            Ok(session::Acquired::Found(entry)) => {
+                let token = String::from_utf8_lossy(&entry.value).into_owned();
+                log::warn(format_args!("the token {token} was refused"));
+                return Err(StorageError::unavailable(format!("the token {token} was refused")));
+            }
             acquired => describe_acquired(acquired),
         },
         Step::Reveal(name) => match secrets::get(&name) {

@@ -3,17 +3,23 @@
 
 use std::time::Duration;
 
+use cofferdam_domain::storage::ErrorKind;
 use serde_json::{Value, json};
 
-use super::attach_detach::{
-    ATTACHMENT, ATTACHMENT_STATUS, FAILED_FIRST, NODE, POD_FORCE_DELETE, SIX_MINUTES, after_setup, attached,
-    base, detached, moved, node_not_ready, pod_running, second_pod, set_volumes_in_use, setup, shared_volume,
+use super::{
+    attach_detach::{
+        ATTACHMENT, ATTACHMENT_STATUS, FAILED_FIRST, NODE, POD_FORCE_DELETE, SIX_MINUTES, after_setup,
+        attached, base, detached, moved, node_not_ready, pod_running, second_pod, set_volumes_in_use, setup,
+        shared_volume,
+    },
+    volume_attachment::FAILED_ATTACH,
 };
 use crate::{
-    ApiFault, EnvironmentKind,
+    ApiFault, DriverFault, EnvironmentKind,
     FaultKind::{self, Delayed, Forbidden, LostRequest, LostResponse},
+    PublishingBehavior,
     UserAction::{self, Create, Delete, Patch, Settle, Until, Wait},
-    WaitFor::CallsCompleted,
+    WaitFor::{CallsCompleted, Event},
     objects::{CLAIM, pod, ready_node, volume, with},
     scenario::{Scenario, in_real_time},
 };
@@ -25,10 +31,52 @@ const ATTACH_RACE: &[(EnvironmentKind, &str)] =
 
 const MINUTE_OF_REAL_TIME: &[(EnvironmentKind, &str)] = &in_real_time("takes a minute of real time");
 
+/// Events of the VolumeAttachment of `v` on the first node.
+const DETACH_CONFIRMED: &str =
+    "csi-66dbd8cd56ad77d9c8e6c999c6c94bc28596efa87aec4df9bd12a385a89bec32 Warning DetachConfirmed";
+const DETACH_NOT_CONFIRMED: &str =
+    "csi-66dbd8cd56ad77d9c8e6c999c6c94bc28596efa87aec4df9bd12a385a89bec32 Warning DetachNotConfirmed";
+const DETACH_OBSERVED: &str =
+    "csi-66dbd8cd56ad77d9c8e6c999c6c94bc28596efa87aec4df9bd12a385a89bec32 Warning DetachObserved";
+
+const LISTING_INTERVAL: &[(EnvironmentKind, &str)] =
+    &in_real_time("ListVolumes is called once a minute of real time");
+
+const CONFIRMED_BEFORE_RETRY: &[(EnvironmentKind, &str)] =
+    &in_real_time("in real time the driver may be called again before the operator confirms the detach");
+
+/// Adds the out-of-service taint to the first node.
+fn out_of_service_taint() -> UserAction {
+    let taint = json!({"key": "node.kubernetes.io/out-of-service", "effect": "NoExecute"});
+    Patch(NODE, json!({"spec": {"taints": [taint]}}))
+}
+
+/// The first unpublish call takes effect without a response, and all later ones fail, as for a node whose
+/// machine was removed.
+fn never_unpublishes() -> PublishingBehavior {
+    let refused = vec![DriverFault::Refuse(ErrorKind::Internal); 100];
+    PublishingBehavior {
+        unpublish_faults: [DriverFault::LostResponse].into_iter().chain(refused).collect(),
+        ..PublishingBehavior::default()
+    }
+}
+
+/// Moves the pod from the first node to the second, and waits until the driver has failed to detach the
+/// volume. Then an operator confirms that the volume is detached.
+fn confirmed_move() -> [UserAction; 5] {
+    let reason = json!({"cofferdam.dev/confirm-detached": "the machine is unplugged"});
+    [
+        second_pod(),
+        Until(Event("q Warning FailedAttachVolume")),
+        Delete(POD_FORCE_DELETE),
+        Until(CallsCompleted(2)),
+        Patch(ATTACHMENT, json!({"metadata": {"annotations": reason}})),
+    ]
+}
+
 /// Makes the first node NotReady, and adds the out-of-service taint more than six minutes later.
 fn node_out_of_service() -> [UserAction; 3] {
-    let taint = json!({"key": "node.kubernetes.io/out-of-service", "effect": "NoExecute"});
-    [node_not_ready(), Wait(Duration::from_secs(400)), Patch(NODE, json!({"spec": {"taints": [taint]}}))]
+    [node_not_ready(), Wait(Duration::from_secs(400)), out_of_service_taint()]
 }
 
 /// A VolumeAttachment for the given PersistentVolume, with the name that the attach-detach controller uses
@@ -72,7 +120,113 @@ fn pod_moved_at_once() -> Vec<UserAction> {
 pub(super) fn scenarios() -> Vec<Scenario> {
     let mut all = volumes_in_use();
     all.extend(failed_writes());
+    all.extend(undetachable());
     all
+}
+
+/// Scenarios of a driver that cannot detach a volume from the first node.
+fn undetachable() -> Vec<Scenario> {
+    vec![
+        Scenario {
+            name: "driver cannot detach, operator confirms for an out-of-service node: \
+                  the volume is attached to the second node",
+            actions: pod_running([out_of_service_taint()].into_iter().chain(confirmed_move())),
+            publishing: never_unpublishes(),
+            events: &[
+                DETACH_CONFIRMED,
+                "p Normal SuccessfulAttachVolume",
+                "q Normal SuccessfulAttachVolume",
+                "q Warning FailedAttachVolume",
+                "v Warning DetachConfirmed",
+            ],
+            calls: &[
+                "publish static-v id-1",
+                "unpublish static-v id-1",
+                "unpublish static-v id-1",
+                "publish static-v id-2",
+            ],
+            skipped_on: CONFIRMED_BEFORE_RETRY,
+            ..moved()
+        },
+        Scenario {
+            name: "driver cannot detach, operator confirms for a deleted Node: \
+                  the volume is attached to the second node",
+            actions: pod_running([Delete(NODE)].into_iter().chain(confirmed_move())),
+            publishing: never_unpublishes(),
+            events: &[
+                DETACH_CONFIRMED,
+                "p Normal SuccessfulAttachVolume",
+                "q Normal SuccessfulAttachVolume",
+                "q Warning FailedAttachVolume",
+                "v Warning DetachConfirmed",
+            ],
+            calls: &[
+                "publish static-v id-1",
+                "unpublish static-v id-1",
+                "unpublish static-v id-1",
+                "publish static-v id-2",
+            ],
+            skipped_on: CONFIRMED_BEFORE_RETRY,
+            ..moved()
+        },
+        Scenario {
+            name: "driver cannot detach, operator confirms for a node in service: \
+                  the confirmation has no effect, and the detach is retried",
+            actions: pod_running(confirmed_move()),
+            publishing: PublishingBehavior {
+                unpublish_faults: vec![DriverFault::Refuse(ErrorKind::Internal); 3],
+                ..PublishingBehavior::default()
+            },
+            events: &[
+                DETACH_NOT_CONFIRMED,
+                "p Normal SuccessfulAttachVolume",
+                "q Normal SuccessfulAttachVolume",
+                "q Warning FailedAttachVolume",
+            ],
+            calls: &[
+                "publish static-v id-1",
+                "unpublish static-v id-1",
+                "unpublish static-v id-1",
+                "unpublish static-v id-1",
+                "unpublish static-v id-1",
+                "publish static-v id-2",
+            ],
+            skipped_on: CONFIRMED_BEFORE_RETRY,
+            ..moved()
+        },
+        Scenario {
+            name: "driver cannot detach, but ListVolumes shows that it has: \
+                  the volume is attached to the second node",
+            actions: pod_running([
+                second_pod(),
+                Until(Event("q Warning FailedAttachVolume")),
+                Delete(POD_FORCE_DELETE),
+            ]),
+            publishing: never_unpublishes(),
+            lists_published_nodes: true,
+            events: &[
+                DETACH_OBSERVED,
+                "p Normal SuccessfulAttachVolume",
+                "q Normal SuccessfulAttachVolume",
+                "q Warning FailedAttachVolume",
+                "v Warning DetachObserved",
+            ],
+            calls: &[
+                "publish static-v id-1",
+                "unpublish static-v id-1",
+                "unpublish static-v id-1",
+                "unpublish static-v id-1",
+                "unpublish static-v id-1",
+                "unpublish static-v id-1",
+                "unpublish static-v id-1",
+                "unpublish static-v id-1",
+                "unpublish static-v id-1",
+                "publish static-v id-2",
+            ],
+            skipped_on: LISTING_INTERVAL,
+            ..moved()
+        },
+    ]
 }
 
 /// Scenarios with volumes in `volumesInUse`, and with VolumeAttachments of a deleted PersistentVolume.
@@ -144,6 +298,7 @@ fn volumes_in_use() -> Vec<Scenario> {
             attachments: &["v on node-1 detached attachError"],
             events: &["p Warning FailedAttachVolume"],
             skipped_on: SIX_MINUTES,
+            unsettled: FAILED_ATTACH,
             ..base()
         },
         Scenario {
@@ -260,6 +415,7 @@ fn failed_writes() -> Vec<Scenario> {
             ]),
             attachments: &[" on node-1 detached attachError"],
             events: &["p Warning FailedAttachVolume"],
+            unsettled: FAILED_ATTACH,
             ..base()
         },
         Scenario {

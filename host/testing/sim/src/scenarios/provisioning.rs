@@ -3,12 +3,13 @@
 use std::time::Duration;
 
 use cofferdam_domain::storage::ErrorKind;
-use serde_json::json;
+use serde_json::{Value, json};
 
 use crate::{
     DriverFault, EnvironmentKind,
     UserAction::{self, Backup, Compact, Create, Delete, Patch, Restore, Settle, Until},
     WaitFor::{CallsCompleted, Deleted, Event},
+    WorkKind,
     objects::{CLAIM, claim, class, pod, volume, with},
     scenario::{Scenario, in_real_time},
 };
@@ -41,6 +42,17 @@ const RESTORE_DETECTED_LATE: &[(EnvironmentKind, &str)] = &[(
 /// `two_claims_for_one_volume_are_both_bound`, covers this race over HTTP.
 const VOLUME_RACE: &[(EnvironmentKind, &str)] =
     &in_real_time("in real time the second claim may be bound to the volume");
+
+const STUCK_EVENT: &str = "cofferdam-intents-sim.cofferdam.dev-0 Warning VolumeCreationStuck";
+const STUCK_LATE: &[(EnvironmentKind, &str)] = &in_real_time("an intent is stuck after 15 minutes");
+
+/// The class `gold` with another parameter.
+fn slow_class() -> Value {
+    with(class("gold"), &json!({"parameters": {"tier": "slow"}}))
+}
+
+pub(super) const REJECTED_CLAIM: &[(WorkKind, &str)] =
+    &[(WorkKind::Retry, "the provisioner retries a claim that it rejects")];
 
 pub(super) const BOUND: &[&str] = &["a Bound of-a"];
 pub(super) const VOLUME: &[&str] = &["of-a Bound a"];
@@ -150,6 +162,24 @@ pub(super) fn scenarios() -> Vec<Scenario> {
             ..base()
         },
         Scenario {
+            name: "PersistentVolume reserved for a claim that it does not fit: \
+                  it is Available after the claim is bound to another",
+            actions: vec![
+                Create(claim("a", "none")),
+                Settle,
+                Create(with(
+                    volume("reserved", "none", "1Mi"),
+                    &json!({"spec": {"claimRef": {"namespace": "default", "name": "a"}}}),
+                )),
+                Settle,
+                Create(volume("v", "none", "1Gi")),
+            ],
+            claims: &["a Bound v"],
+            volumes: &["reserved Available a", "v Bound a"],
+            events: &["a Warning ProvisioningFailed"],
+            ..base()
+        },
+        Scenario {
             name: "static PersistentVolume with Retain: it is Released when its claim is deleted",
             actions: vec![
                 Create(volume("v", "none", "1Gi")),
@@ -224,6 +254,26 @@ pub(super) fn scenarios() -> Vec<Scenario> {
             ..base()
         },
         Scenario {
+            name: "claim deleted during CreateVolume, and the next process gets Internal first: \
+                  the volume is deleted",
+            actions: gold_claim(),
+            // Only the process after a crash gets the second fault.
+            create_faults: vec![
+                DriverFault::ConcurrentAction(Delete(CLAIM)),
+                DriverFault::Refuse(ErrorKind::Internal),
+            ],
+            calls: &["create gone", "delete gone"],
+            ..base()
+        },
+        Scenario {
+            name: "driver without CREATE_DELETE_VOLUME: \
+                  ProvisioningFailed, and no intent remains after the claim is deleted",
+            actions: after_gold_claim([Until(Event("a Warning ProvisioningFailed")), Delete(CLAIM)]),
+            lacks_create_delete: true,
+            events: &["a Warning ProvisioningFailed"],
+            ..base()
+        },
+        Scenario {
             name: "claim deleted during CreateVolume, reclaim policy Retain: \
                   the PersistentVolume is Released",
             actions: vec![Create(retain()), Create(claim("a", "gold"))],
@@ -275,19 +325,213 @@ pub(super) fn scenarios() -> Vec<Scenario> {
             ..base()
         },
         Scenario {
-            name: "StorageClass replaced while the CreateVolume result is unknown: \
-                  the request of the intent is repeated",
-            actions: after_gold_claim([
-                Until(CallsCompleted(1)),
-                Delete(CLASS),
-                Create(with(class("gold"), &json!({"parameters": {"tier": "slow"}}))),
-            ]),
+            name: "StorageClass replaced while the CreateVolume result is unknown, and the volume exists: \
+                  the mended request returns AlreadyExists, and the first request is repeated",
+            actions: after_gold_claim([Until(CallsCompleted(1)), Delete(CLASS), Create(slow_class())]),
             create_faults: vec![DriverFault::LostResponse],
             claims: BOUND,
             volumes: VOLUME,
             array_owners: &["a"],
-            events: &["a Normal ProvisioningSucceeded", "a Warning ProvisioningFailed"],
-            calls: &["create a", "create a"],
+            events: FAILED_THEN_SUCCEEDED,
+            calls: &["create a", "create a tier=slow", "create a"],
+            ..base()
+        },
+        Scenario {
+            name: "CreateVolume times out, then returns Internal forever, and the StorageClass is replaced: \
+                  the volume has the new parameters",
+            actions: after_gold_claim([Until(CallsCompleted(3)), Delete(CLASS), Create(slow_class())]),
+            create_faults: vec![DriverFault::LostRequest],
+            failing_tiers: &["fast"],
+            claims: BOUND,
+            volumes: VOLUME,
+            array_owners: &["a"],
+            events: FAILED_THEN_SUCCEEDED,
+            calls: &["create a", "create a", "create a", "create a tier=slow"],
+            ..base()
+        },
+        Scenario {
+            name: "StorageClass replaced twice while the CreateVolume result is unknown: \
+                  the second replacement takes effect after a final error of the first",
+            actions: after_gold_claim([
+                Until(CallsCompleted(1)),
+                Delete(CLASS),
+                Create(slow_class()),
+                Until(CallsCompleted(2)),
+                Delete(CLASS),
+                Create(with(class("gold"), &json!({"parameters": {"tier": "good"}}))),
+            ]),
+            create_faults: vec![DriverFault::LostRequest, DriverFault::Refuse(ErrorKind::InvalidArgument)],
+            failing_tiers: &["fast"],
+            claims: BOUND,
+            volumes: VOLUME,
+            array_owners: &["a"],
+            events: FAILED_THEN_SUCCEEDED,
+            calls: &["create a", "create a tier=slow", "create a tier=good"],
+            ..base()
+        },
+        Scenario {
+            name: "claim deleted while both requests are open, and the driver fails for 15 minutes: \
+                  VolumeCreationStuck, and the volume is deleted once the driver returns it",
+            actions: after_gold_claim([
+                Until(CallsCompleted(1)),
+                Delete(CLASS),
+                Create(slow_class()),
+                Until(CallsCompleted(4)),
+                Delete(CLAIM),
+                Until(Event(STUCK_EVENT)),
+                UserAction::Repair,
+            ]),
+            create_faults: vec![DriverFault::LostResponse, DriverFault::LostRequest],
+            failing_tiers: &["fast", "slow"],
+            events: &["a Warning ProvisioningFailed", STUCK_EVENT],
+            // After the deletion, the requests alternate at the longest back-off. The last mended request
+            // returns AlreadyExists.
+            calls: &[
+                "create gone",
+                "create gone tier=slow",
+                "create gone",
+                "create gone tier=slow",
+                "create gone tier=slow",
+                "create gone",
+                "create gone tier=slow",
+                "create gone",
+                "create gone tier=slow",
+                "create gone",
+                "delete gone",
+            ],
+            skipped_on: STUCK_LATE,
+            ..base()
+        },
+        Scenario {
+            name: "claim deleted while the CreateVolume result is unknown, and an operator confirms that \
+                  there is no volume: the intent is removed",
+            actions: after_gold_claim([
+                Until(CallsCompleted(2)),
+                Delete(CLAIM),
+                Until(Event(STUCK_EVENT)),
+                UserAction::ConfirmNoVolume,
+            ]),
+            create_faults: vec![DriverFault::LostRequest],
+            failing_tiers: &["fast"],
+            events: &[
+                "a Warning ProvisioningFailed",
+                "cofferdam-intents-sim.cofferdam.dev-0 Warning NoVolumeConfirmed",
+                STUCK_EVENT,
+            ],
+            calls: &["create gone"; 7],
+            skipped_on: STUCK_LATE,
+            ..base()
+        },
+        Scenario {
+            name: "an operator confirms that there is no volume, but the driver lists it: \
+                  NoVolumeNotConfirmed, and the volume is deleted once the driver returns it",
+            actions: after_gold_claim([
+                Until(CallsCompleted(2)),
+                Delete(CLAIM),
+                Until(Event(STUCK_EVENT)),
+                UserAction::ConfirmNoVolume,
+                Until(Event("cofferdam-intents-sim.cofferdam.dev-0 Warning NoVolumeNotConfirmed")),
+                UserAction::Repair,
+            ]),
+            create_faults: vec![DriverFault::LostResponse],
+            failing_tiers: &["fast"],
+            lists_published_nodes: true,
+            events: &[
+                "a Warning ProvisioningFailed",
+                "cofferdam-intents-sim.cofferdam.dev-0 Warning NoVolumeNotConfirmed",
+                STUCK_EVENT,
+            ],
+            calls: &[
+                "create gone",
+                "create gone",
+                "create gone",
+                "create gone",
+                "create gone",
+                "create gone",
+                "create gone",
+                "create gone",
+                "delete gone",
+            ],
+            skipped_on: STUCK_LATE,
+            ..base()
+        },
+        Scenario {
+            name: "an operator confirms that there is no volume, but the mended request returns \
+                  AlreadyExists: NoVolumeNotConfirmed, and the claim gets the volume",
+            actions: after_gold_claim([
+                Until(CallsCompleted(1)),
+                Delete(CLASS),
+                Create(slow_class()),
+                Until(Event("a Warning VolumeCreationStuck")),
+                UserAction::ConfirmNoVolume,
+                Until(Event("a Warning NoVolumeNotConfirmed")),
+                UserAction::Repair,
+            ]),
+            create_faults: vec![DriverFault::LostResponse],
+            failing_tiers: &["fast"],
+            claims: BOUND,
+            volumes: VOLUME,
+            array_owners: &["a"],
+            events: &[
+                "a Normal ProvisioningSucceeded",
+                "a Warning NoVolumeNotConfirmed",
+                "a Warning ProvisioningFailed",
+                "a Warning VolumeCreationStuck",
+            ],
+            calls: &[
+                "create a",
+                "create a tier=slow",
+                "create a",
+                "create a tier=slow",
+                "create a",
+                "create a tier=slow",
+                "create a",
+                "create a tier=slow",
+                "create a",
+                "create a tier=slow",
+                "create a",
+                "create a tier=slow",
+                "create a",
+                "create a tier=slow",
+                "create a",
+                "create a tier=slow",
+                "create a",
+                "create a tier=slow",
+                "create a",
+                "create a tier=slow",
+                "create a",
+                "create a tier=slow",
+                "create a",
+                "create a tier=slow",
+                "create a",
+                "create a tier=slow",
+                "create a",
+            ],
+            skipped_on: STUCK_LATE,
+            ..base()
+        },
+        Scenario {
+            name: "an operator confirms that there is no volume for a claim that still exists: \
+                  the claim is provisioned by a new request",
+            actions: after_gold_claim([
+                Until(Event("a Warning VolumeCreationStuck")),
+                UserAction::ConfirmNoVolume,
+                Until(Event("a Warning NoVolumeConfirmed")),
+                UserAction::Repair,
+            ]),
+            create_faults: vec![DriverFault::LostRequest],
+            failing_tiers: &["fast"],
+            claims: BOUND,
+            volumes: VOLUME,
+            array_owners: &["a"],
+            events: &[
+                "a Normal ProvisioningSucceeded",
+                "a Warning NoVolumeConfirmed",
+                "a Warning ProvisioningFailed",
+                "a Warning VolumeCreationStuck",
+            ],
+            calls: &["create a"; 14],
+            skipped_on: STUCK_LATE,
             ..base()
         },
         Scenario {
@@ -390,6 +634,7 @@ pub(super) fn scenarios() -> Vec<Scenario> {
             ],
             claims: &["a Pending"],
             events: &["a Warning ProvisioningFailed"],
+            unsettled: REJECTED_CLAIM,
             ..base()
         },
         Scenario {
@@ -427,6 +672,7 @@ pub(super) fn scenarios() -> Vec<Scenario> {
             ],
             claims: &["a Pending", "b Pending"],
             events: &["a Warning ProvisioningFailed", "b Warning ProvisioningFailed"],
+            unsettled: REJECTED_CLAIM,
             ..base()
         },
     ]

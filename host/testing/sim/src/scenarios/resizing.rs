@@ -5,11 +5,15 @@ use std::time::Duration;
 use cofferdam_domain::storage::ErrorKind;
 use serde_json::{Value, json};
 
-use super::provisioning::{BOUND, CLASS, SUCCEEDED, VOLUME};
+use super::{
+    attach_detach,
+    provisioning::{BOUND, CLASS, SUCCEEDED, VOLUME},
+};
 use crate::{
     DriverFault, EnvironmentKind, ResizingBehavior,
     UserAction::{self, Create, Delete, Patch, Settle, Until, Wait},
     WaitFor::{CallsCompleted, Deleted, Event},
+    WorkKind,
     objects::{CLAIM, attributes_class, claim, class, pod, volume, with},
     scenario::{Scenario, in_real_time},
 };
@@ -20,6 +24,10 @@ const HOUR_OF_REAL_TIME: &[(EnvironmentKind, &str)] = &in_real_time("takes an ho
 /// a volume, and in real time timing decides which call is first.
 const EXPAND_MODIFY_RACE: &[(EnvironmentKind, &str)] =
     &in_real_time("in real time the modification may be called first");
+
+/// Reason to skip the row whose driver expands published volumes only.
+const EXPAND_ATTACH_RACE: &[(EnvironmentKind, &str)] =
+    &in_real_time("in real time the expansion may be retried before the volume is attached");
 
 const CLAIM_STATUS: &str = "/api/v1/namespaces/default/persistentvolumeclaims/a/status";
 const POD: &str = "/api/v1/namespaces/default/pods/p?gracePeriodSeconds=0";
@@ -46,6 +54,16 @@ const FAILED_THEN_MODIFIED: &[&str] = &[
     "a Normal VolumeModify",
     "a Normal VolumeModifySuccessful",
     "a Warning VolumeModifyFailed",
+];
+
+const INFEASIBLE_SIZE: &[(WorkKind, &str)] = &[
+    (WorkKind::Call, "the driver rejects every call, which is repeated each five minutes"),
+    (WorkKind::Retry, "each call fails"),
+];
+const INFEASIBLE_CLASS: &[(WorkKind, &str)] = &[
+    (WorkKind::Write, "as in external-resizer, the status is InProgress during each call"),
+    (WorkKind::Call, "the driver rejects every call, which is repeated each five minutes"),
+    (WorkKind::Retry, "each call fails"),
 ];
 
 fn expandable_class(name: &str) -> Value {
@@ -99,6 +117,7 @@ fn modify_faults(modify_faults: Vec<DriverFault>) -> ResizingBehavior {
 pub(super) fn scenarios() -> Vec<Scenario> {
     let mut all = expansion();
     all.extend(expansion_failures());
+    all.extend(changes_in_doubt());
     all.extend(modification());
     all
 }
@@ -191,7 +210,12 @@ fn expansion() -> Vec<Scenario> {
             name: "claim deleted during ControllerExpandVolume: the volume is deleted",
             actions: bound_claim([request_size("2Gi")]),
             resizing: expand_faults(vec![DriverFault::ConcurrentAction(Delete(CLAIM))]),
-            events: &["a Normal ProvisioningSucceeded", "a Normal Resizing"],
+            // The deletion waits for the end of the expansion.
+            events: &[
+                "a Normal ProvisioningSucceeded",
+                "a Normal Resizing",
+                "volume Warning VolumeFailedDelete",
+            ],
             calls: &["create gone", "expand gone 2Gi", "delete gone"],
             ..Scenario::default()
         },
@@ -243,7 +267,7 @@ fn expansion() -> Vec<Scenario> {
             volumes: &["v Bound a"],
             array_owners: &[],
             events: &["a Normal Resizing", "a Normal VolumeResizeSuccessful", "a Warning VolumeResizeFailed"],
-            calls: &["expand static-v 2Gi with password"],
+            calls: &["expand static-v 2Gi with password=hunter2"],
             ..expanded_scenario()
         },
     ]
@@ -296,6 +320,7 @@ fn expansion_failures() -> Vec<Scenario> {
                 "expand a 2Gi",
             ],
             skipped_on: HOUR_OF_REAL_TIME,
+            unsettled: INFEASIBLE_SIZE,
             ..bound_scenario()
         },
         Scenario {
@@ -379,6 +404,122 @@ fn expansion_failures() -> Vec<Scenario> {
                 request_size("2Gi"),
             ]),
             ..failed()
+        },
+    ]
+}
+
+/// Creates a class that allows expansion, two nodes and the claim `a`, which is bound to the
+/// PersistentVolume `v`; then performs further actions.
+fn static_claim(actions: impl IntoIterator<Item = UserAction>) -> Vec<UserAction> {
+    let class = [Create(expandable_class("none"))];
+    class.into_iter().chain(attach_detach::after_setup(actions)).collect()
+}
+
+/// After an expand or modify call was lost and its retries have failed for a minute, moves the pod of the
+/// claim `a` from the first node to the second.
+fn pod_moves_after(change: impl IntoIterator<Item = UserAction>, event: &'static str) -> Vec<UserAction> {
+    let start = [Create(pod("p", "a")), Settle].into_iter().chain(change);
+    let end = [Until(Event(event)), Wait(Duration::from_secs(60)), Delete(POD), attach_detach::second_pod()];
+    static_claim(start.chain(end))
+}
+
+/// One call is lost, and all others fail with `Internal`, as with cinder-csi-plugin after an expansion that
+/// timed out.
+fn lost_then_internal() -> Vec<DriverFault> {
+    let internal = vec![DriverFault::Refuse(ErrorKind::Internal); 200];
+    [DriverFault::LostRequest].into_iter().chain(internal).collect()
+}
+
+/// The calls of [`pod_moves_after`]: six of the change in the minute before the pod moves, and 14 in the hour
+/// of [`Settle`].
+const fn calls_while_pod_moves(change: &'static str) -> [&'static str; 23] {
+    let mut calls = [change; 23];
+    calls[0] = "publish static-v id-1";
+    calls[7] = "unpublish static-v id-1";
+    calls[8] = "publish static-v id-2";
+    calls
+}
+
+/// Scenarios of drivers that never report the result of an expand or modify call.
+fn changes_in_doubt() -> Vec<Scenario> {
+    let moved = || Scenario {
+        unsettled: &[
+            (WorkKind::Call, "the driver always fails"),
+            (WorkKind::Retry, "the driver always fails"),
+        ],
+        skipped_on: HOUR_OF_REAL_TIME,
+        ..attach_detach::moved()
+    };
+    vec![
+        Scenario {
+            name: "expand result unknown, then Internal on every retry: the pod can move to another node",
+            actions: pod_moves_after([request_size("2Gi")], "a Warning VolumeResizeFailed"),
+            resizing: expand_faults(lost_then_internal()),
+            resizes: &["a 1Gi/1Gi allocated=2Gi ControllerResizeInProgress ControllerResizeError Resizing"],
+            events: &[
+                "a Normal Resizing",
+                "a Warning VolumeResizeFailed",
+                "p Normal SuccessfulAttachVolume",
+                "q Normal SuccessfulAttachVolume",
+                "q Warning FailedAttachVolume",
+            ],
+            calls: &const { calls_while_pod_moves("expand static-v 2Gi") },
+            ..moved()
+        },
+        Scenario {
+            name: "modify result unknown, then Internal on every retry: the pod can move to another node",
+            actions: pod_moves_after(
+                [Create(attributes_class("fast", "9")), set_attributes_class("fast")],
+                "a Warning VolumeModifyFailed",
+            ),
+            resizing: modify_faults(lost_then_internal()),
+            resizes: &["a 1Gi/1Gi ModifyVolumeError ModifyingVolume target=fast InProgress"],
+            events: &[
+                "a Normal VolumeModify",
+                "a Warning VolumeModifyFailed",
+                "p Normal SuccessfulAttachVolume",
+                "q Normal SuccessfulAttachVolume",
+                "q Warning FailedAttachVolume",
+            ],
+            calls: &const { calls_while_pod_moves("modify static-v speed=9") },
+            ..moved()
+        },
+        Scenario {
+            name: "mountOptions changed while the expand result is unknown: the call is repeated",
+            actions: static_claim([request_size("2Gi")]),
+            resizing: expand_faults(vec![concurrent_action_then(
+                Patch(attach_detach::VOLUME, json!({"spec": {"mountOptions": ["noatime"]}})),
+                DriverFault::LostRequest,
+            )]),
+            resizes: EXPANDED,
+            events: &["a Normal Resizing", "a Normal VolumeResizeSuccessful", "a Warning VolumeResizeFailed"],
+            calls: &["expand static-v 2Gi", "expand static-v 2Gi"],
+            ..attach_detach::base()
+        },
+        Scenario {
+            name: "driver that expands published volumes only, expand result unknown: \
+                  the volume is attached, then expanded",
+            actions: static_claim([request_size("2Gi")]),
+            resizing: ResizingBehavior {
+                expands_published_only: true,
+                ..expand_faults(vec![concurrent_action_then(Create(pod("p", "a")), DriverFault::LostRequest)])
+            },
+            resizes: EXPANDED,
+            events: &[
+                "a Normal Resizing",
+                "a Normal VolumeResizeSuccessful",
+                "a Warning VolumeResizeFailed",
+                "p Normal SuccessfulAttachVolume",
+                "p Warning FailedAttachVolume",
+            ],
+            calls: &[
+                "expand static-v 2Gi",
+                "expand static-v 2Gi",
+                "publish static-v id-1",
+                "expand static-v 2Gi",
+            ],
+            skipped_on: EXPAND_ATTACH_RACE,
+            ..attach_detach::attached()
         },
     ]
 }
@@ -537,6 +678,7 @@ fn modification() -> Vec<Scenario> {
                 "modify a speed=9",
             ],
             skipped_on: HOUR_OF_REAL_TIME,
+            unsettled: INFEASIBLE_CLASS,
             ..bound_scenario()
         },
         Scenario {

@@ -3,6 +3,7 @@
 use cofferdam_domain::storage::ErrorKind;
 use serde_json::{Value, json};
 
+use super::provisioning::REJECTED_CLAIM;
 use crate::{
     DriverFault, TopologyBehavior,
     UserAction::{self, Create, Patch, Settle, Until},
@@ -96,6 +97,7 @@ pub(super) fn scenarios() -> Vec<Scenario> {
             ]),
             claims: &["a Pending on n1"],
             events: &["a Normal WaitForFirstConsumer", FAILED],
+            unsettled: REJECTED_CLAIM,
             ..pending()
         },
         Scenario {

@@ -9,7 +9,8 @@ use serde_json::{Value, json};
 use crate::{
     DriverFault, EnvironmentKind, PublishingBehavior,
     UserAction::{self, Create, Delete, Patch, Settle, Until, Wait},
-    WaitFor::CallsCompleted,
+    WaitFor::{CallsCompleted, Deleted},
+    WorkKind,
     objects::{CLAIM, claim, csi_node, volume, volume_attachment, with},
     scenario::{Scenario, in_real_time},
 };
@@ -67,6 +68,9 @@ const LISTING_INTERVAL: &[(EnvironmentKind, &str)] =
 const FINALIZER_RACE: &[(EnvironmentKind, &str)] = &in_real_time(
     "attacher and provisioner remove their finalizers concurrently, and one of them gets a conflict",
 );
+
+pub(super) const FAILED_ATTACH: &[(WorkKind, &str)] =
+    &[(WorkKind::Retry, "the attacher retries an attach that fails, without a call that cannot succeed")];
 
 /// The scenarios of this module.
 #[expect(clippy::too_many_lines, reason = "one table")]
@@ -136,6 +140,24 @@ pub(super) fn scenarios() -> Vec<Scenario> {
             ..base()
         },
         Scenario {
+            name: "finalizer removed by a user during ControllerUnpublishVolume, whose result is unknown: \
+                  the volume can be published to the node again",
+            actions: after_setup([
+                attach(),
+                Settle,
+                Delete(ATTACHMENT),
+                Until(CallsCompleted(2)),
+                Until(Deleted(ATTACHMENT)),
+                attach(),
+            ]),
+            publishing: unpublish_faults(vec![DriverFault::ConcurrentActionThen(
+                Patch(ATTACHMENT, json!({"metadata": {"finalizers": null}})),
+                Box::new(DriverFault::LostRequest),
+            )]),
+            calls: &["publish static-v id", "unpublish static-v id", "publish static-v id"],
+            ..attached()
+        },
+        Scenario {
             name: "VolumeAttachment with a foreign finalizer: it stays after detach with attached false",
             actions: after_setup([
                 Create(with(
@@ -178,6 +200,7 @@ pub(super) fn scenarios() -> Vec<Scenario> {
             name: "VolumeAttachment without a PersistentVolume: attachError is set",
             actions: vec![Create(csi_node("n", "id")), attach()],
             attachments: &["a detached attachError"],
+            unsettled: FAILED_ATTACH,
             ..Scenario::default()
         },
         Scenario {
@@ -212,6 +235,7 @@ pub(super) fn scenarios() -> Vec<Scenario> {
                 attach(),
             ],
             attachments: &["a detached attachError"],
+            unsettled: FAILED_ATTACH,
             ..base()
         },
         Scenario {
@@ -291,6 +315,7 @@ pub(super) fn scenarios() -> Vec<Scenario> {
                 attach(),
             ],
             attachments: &["a detached attachError"],
+            unsettled: FAILED_ATTACH,
             ..base()
         },
         Scenario {
@@ -306,6 +331,7 @@ pub(super) fn scenarios() -> Vec<Scenario> {
                 }}}),
             ))]),
             attachments: &["a detached attachError"],
+            unsettled: FAILED_ATTACH,
             ..base()
         },
         Scenario {
@@ -367,7 +393,7 @@ pub(super) fn scenarios() -> Vec<Scenario> {
                 Delete(SECRET),
                 Delete(ATTACHMENT),
             ],
-            calls: &["publish static-v id with password", "unpublish static-v id"],
+            calls: &["publish static-v id with password=hunter2", "unpublish static-v id"],
             ..base()
         },
         Scenario {

@@ -27,6 +27,7 @@ use super::{
 use crate::{
     bindings::cofferdam::storage::http::{Failure, Response},
     capabilities::secrets::Tenant,
+    failure::task_failure,
     limits::Limits,
     metrics::HttpMetrics,
 };
@@ -200,7 +201,8 @@ impl HttpClient {
             };
             let answer = tokio::spawn(sent_exchange.run(outgoing.to_request())).await;
             let answer = answer.unwrap_or_else(|error| {
-                tracing::error!(%error, "the host failed while it ran an exchange");
+                let error = task_failure(&error);
+                tracing::error!(error, "the host failed while it ran an exchange");
                 Err(ExchangeError::sent(
                     Failure::Broken,
                     "the host failed while it ran the exchange".to_owned(),

@@ -1,6 +1,6 @@
 //! Configuration of the `http` import.
 
-use std::path::PathBuf;
+use std::{collections::BTreeSet, path::PathBuf};
 
 use serde::{Deserialize, Serialize};
 
@@ -37,4 +37,9 @@ pub struct OriginConfig {
     /// such as `0.0.0.0/0` does not allow them.
     #[serde(default)]
     pub addresses: Option<Vec<String>>,
+    /// Names of the secrets that the host may write into requests to this origin. `None` permits all secrets
+    /// if this is the backend's only origin, and its scheme is `https` or its host is a loopback address;
+    /// otherwise it permits none.
+    #[serde(default)]
+    pub secrets: Option<BTreeSet<String>>,
 }

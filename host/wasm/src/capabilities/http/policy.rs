@@ -1,6 +1,10 @@
 //! Allowed destinations of requests: the configured origins, and the addresses that their names may have.
 
-use std::{collections::HashMap, net::IpAddr, sync::Arc};
+use std::{
+    collections::{BTreeSet, HashMap},
+    net::IpAddr,
+    sync::Arc,
+};
 
 use http::uri::PathAndQuery;
 use ipnet::IpNet;
@@ -44,6 +48,9 @@ pub enum OriginError {
     /// Another entry has the same origin.
     #[error("is named twice")]
     Duplicate,
+    /// An entry of `secrets` is not a secret of the configuration, and `class-secrets` is not granted.
+    #[error("{0:?} in `secrets`: expected a name in [backend.NAME.secrets], or `class-secrets = true`")]
+    UnknownSecret(String),
 }
 
 /// An entry of the configuration that cannot be used.
@@ -61,6 +68,14 @@ pub(crate) struct OriginTarget {
     /// Absent for plain HTTP.
     pub(crate) tls: Option<TlsTarget>,
     addresses: Option<Vec<IpNet>>,
+    secrets: PermittedSecrets,
+}
+
+/// The secrets that may be sent to an origin.
+#[derive(Debug)]
+enum PermittedSecrets {
+    All,
+    Named(BTreeSet<String>),
 }
 
 /// The allowed origins of one backend.
@@ -76,6 +91,20 @@ pub(crate) enum UrlRejection {
     Forbidden(Origin),
 }
 
+/// Rejects names in `secrets` of origins that no call can have.
+pub(crate) fn check_secret_names(
+    config: &HttpConfig,
+    is_known: impl Fn(&str) -> bool,
+) -> Result<(), OriginConfigError> {
+    for config in &config.origins {
+        if let Some(name) = config.secrets.iter().flatten().find(|name| !is_known(name)) {
+            let error = Box::new(OriginError::UnknownSecret(printable(name)));
+            return Err(OriginConfigError { origin: printable(&config.origin), error });
+        }
+    }
+    Ok(())
+}
+
 impl OriginPolicy {
     /// Parses the configuration, and reads all files that it names.
     ///
@@ -85,10 +114,12 @@ impl OriginPolicy {
     /// TLS options are unreadable or inconsistent.
     pub(crate) fn new(config: &HttpConfig) -> Result<Self, OriginConfigError> {
         let mut policy = Self::default();
+        let is_only_origin = config.origins.len() == 1;
         for config in &config.origins {
             let invalid =
                 |error| OriginConfigError { origin: printable(&config.origin), error: Box::new(error) };
-            let target = OriginTarget::new(config).map_err(invalid)?;
+            let mut target = OriginTarget::new(config).map_err(invalid)?;
+            target.secrets = target.permitted_secrets(config, is_only_origin);
             if policy.targets.insert(target.origin.clone(), Arc::new(target)).is_some() {
                 return Err(invalid(OriginError::Duplicate));
             }
@@ -126,12 +157,31 @@ impl OriginTarget {
             tls::reject_tls_options(config)?;
             None
         };
-        let target = Self { origin, tls, addresses };
+        let target = Self { origin, tls, addresses, secrets: PermittedSecrets::Named(BTreeSet::new()) };
         match &target.origin.host {
             UrlHost::Address(address) if !target.is_allowed(*address) => {
                 Err(OriginError::DeniedAddress(*address))
             }
             UrlHost::Address(_) | UrlHost::Name(_) => Ok(target),
+        }
+    }
+
+    /// Without a list, a secret goes to the backend's only origin, where no other could be meant, and only
+    /// protected by TLS or within this machine.
+    fn permitted_secrets(&self, config: &OriginConfig, is_only_origin: bool) -> PermittedSecrets {
+        let is_loopback = matches!(self.origin.host, UrlHost::Address(address) if address.is_loopback());
+        match &config.secrets {
+            Some(names) => PermittedSecrets::Named(names.clone()),
+            None if is_only_origin && (self.origin.is_https || is_loopback) => PermittedSecrets::All,
+            None => PermittedSecrets::Named(BTreeSet::new()),
+        }
+    }
+
+    /// True if the secret of this name may be sent to the origin.
+    pub(crate) fn permits_secret(&self, name: &str) -> bool {
+        match &self.secrets {
+            PermittedSecrets::All => true,
+            PermittedSecrets::Named(names) => names.contains(name),
         }
     }
 

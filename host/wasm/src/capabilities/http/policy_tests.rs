@@ -150,3 +150,33 @@ fn invalid_origins_are_rejected_at_load() {
         ("http://ARRAY.example:80", "is named twice".to_owned())
     );
 }
+
+#[test]
+fn secrets_need_tls_loopback_or_a_list() {
+    let permits = |origins: &[OriginConfig]| {
+        let policy = OriginPolicy::new(&HttpConfig { origins: origins.to_vec() }).unwrap();
+        let url = origins.first().unwrap().origin.clone();
+        ["a", "b"].map(|name| policy.target(&url).unwrap().0.permits_secret(name))
+    };
+    let pinned = |origin: &str| OriginConfig { pin_sha256: Some("00".repeat(32)), ..config(origin, &[]) };
+    let listed = |origin: OriginConfig, names: &[&str]| OriginConfig {
+        secrets: Some(names.iter().map(|name| (*name).to_owned()).collect()),
+        ..origin
+    };
+    #[rustfmt::skip] // one row a case
+    let table = [
+        (vec![pinned("https://array")],                                   [true, true]),
+        (vec![config("http://127.0.0.1:80", &["127.0.0.1"])],             [true, true]),
+        (vec![config("http://[::1]", &["::1"])],                          [true, true]),
+        (vec![config("http://array", &[])],                               [false, false]),
+        (vec![config("http://localhost", &["127.0.0.1"])],                [false, false]),
+        (vec![listed(config("http://array", &[]), &["a"])],               [true, false]),
+        (vec![listed(pinned("https://array"), &["a"])],                   [true, false]),
+        (vec![listed(pinned("https://array"), &[])],                      [false, false]),
+        (vec![pinned("https://array"), pinned("https://other")],          [false, false]),
+        (vec![listed(pinned("https://array"), &["b"]), pinned("https://other")], [false, true]),
+    ];
+    for (origins, expected) in table {
+        assert_eq!(permits(&origins), expected, "{origins:?}");
+    }
+}

@@ -1,12 +1,12 @@
 //! Validation of a guest's request: URL, headers, authorization and size. Limits its timeout.
 
-use std::time::Duration;
+use std::{sync::Arc, time::Duration};
 
 use base64::{Engine as _, engine::general_purpose::STANDARD};
 use bytes::Bytes;
 use cofferdam_backend::Redactor;
 use cofferdam_domain::storage::Secret;
-use http::{HeaderMap, HeaderName, HeaderValue, Method, Uri, header};
+use http::{HeaderMap, HeaderName, HeaderValue, Method, Uri, header, uri::PathAndQuery};
 use wasmtime::component::ResourceTable;
 use zeroize::Zeroizing;
 
@@ -14,7 +14,7 @@ use super::{
     client::{HttpClient, OutgoingRequest},
     error::ExchangeError,
     origin::Origin,
-    policy::UrlRejection,
+    policy::{OriginTarget, UrlRejection},
 };
 use crate::bindings::cofferdam::storage::http::{
     Authorization, Basic, Failure, Method as GuestMethod, Request, SecretHeader, UserName,
@@ -26,6 +26,11 @@ const MAX_REQUEST_HEAD: usize = 64 << 10;
 const MAX_HEADER_NAME: usize = MAX_REQUEST_HEAD + 1;
 /// Most headers of a request, without `Host` and the header with credentials.
 const MAX_HEADERS: usize = 128;
+
+/// Parts of the names of headers with credentials, such as `X-Auth-Token` and `X-API-Key`.
+const TOKEN_HEADER_PARTS: [&str; 5] = ["token", "auth", "session", "secret", "api-key"];
+/// Error of a request after too many different credentials.
+const TOO_MANY_CREDENTIALS: &str = "too many names, passwords and tokens in one call";
 
 type HeaderList = Vec<(String, String)>;
 
@@ -47,12 +52,54 @@ impl RequestBuilder<'_> {
     /// Checks a request and resolves its secrets. The outer error is an invalid handle, which ends the
     /// guest's call; the inner error is returned to the guest.
     pub(super) fn build(&self, request: Request) -> wasmtime::Result<Result<OutgoingRequest, ExchangeError>> {
-        let authorization = request
-            .authorization
-            .as_ref()
-            .map(|authorization| self.authorization_header(authorization))
-            .transpose()?;
-        Ok(authorization.transpose().and_then(|authorization| self.check_request(request, authorization)))
+        let Some(authorization) = &request.authorization else {
+            return Ok(self.check_request(request, None));
+        };
+        if let Err(failed) = self.check_origin_of_secrets(&request.url, authorization)? {
+            return Ok(Err(failed));
+        }
+        let authorization = self.authorization_header(authorization)?;
+        Ok(authorization.and_then(|authorization| self.check_request(request, Some(authorization))))
+    }
+
+    /// Rejects a secret that the operator has not bound to the origin of a URL. The error has the secret's
+    /// name. The outer error is an invalid handle.
+    fn check_origin_of_secrets(
+        &self,
+        url: &str,
+        authorization: &Authorization,
+    ) -> wasmtime::Result<Result<(), ExchangeError>> {
+        let handles = match authorization {
+            Authorization::Basic(Basic { user: UserName::Hidden(user), password }) => {
+                vec![user, password]
+            }
+            Authorization::Basic(Basic { user: UserName::Plain(_), password }) => vec![password],
+            Authorization::Bearer(token) => vec![token],
+            Authorization::Header(SecretHeader { name: _, value }) => vec![value],
+        };
+        let mut names = Vec::with_capacity(handles.len());
+        for handle in handles {
+            names.push(self.handles.get(handle)?.name.as_str());
+        }
+        Ok(self.target(url).and_then(|(target, _)| {
+            names.into_iter().find(|name| !target.permits_secret(name)).map_or(Ok(()), |name| {
+                let message = format!(
+                    "the secret {name:?} may not be sent to {}; expected it in `secrets` of this origin in \
+                     the backend's `http` section",
+                    target.origin
+                );
+                Err(ExchangeError::unsent(Failure::Forbidden, message).with_denial("secret"))
+            })
+        }))
+    }
+
+    /// The target of a URL, and the URL's path with the query.
+    fn target(&self, url: &str) -> Result<(Arc<OriginTarget>, PathAndQuery), ExchangeError> {
+        if url.len() > MAX_REQUEST_HEAD {
+            let message = format!("the URL has {} bytes; at most {MAX_REQUEST_HEAD} are allowed", url.len());
+            return Err(ExchangeError::unsent(Failure::TooLarge, message));
+        }
+        self.client.policy.target(url).map_err(url_error)
     }
 
     fn check_request(
@@ -60,12 +107,10 @@ impl RequestBuilder<'_> {
         request: Request,
         authorization: Option<AuthorizationHeader>,
     ) -> Result<OutgoingRequest, ExchangeError> {
-        if request.url.len() > MAX_REQUEST_HEAD {
-            let message =
-                format!("the URL has {} bytes; at most {MAX_REQUEST_HEAD} are allowed", request.url.len());
-            return Err(ExchangeError::unsent(Failure::TooLarge, message));
+        let (target, path) = self.target(&request.url)?;
+        if !request.headers.iter().all(|(name, value)| self.add_token_of_header(name, value)) {
+            return Err(invalid_request(TOO_MANY_CREDENTIALS.to_owned()));
         }
-        let (target, path) = self.client.policy.target(&request.url).map_err(url_error)?;
         let headers = headers(&request.url, request.headers, &target.origin, authorization)?;
         let body = request.body.unwrap_or_default();
         let bounds = self.client.limits();
@@ -89,6 +134,25 @@ impl RequestBuilder<'_> {
         })
     }
 
+    /// Adds the credentials in a header of the guest to the texts that are redacted: a login token that the
+    /// storage gave. Returns `false` if the call has too many.
+    fn add_token_of_header(&self, name: &str, value: &str) -> bool {
+        let name = name.to_ascii_lowercase();
+        match name.as_str() {
+            // The scheme is not secret.
+            "authorization" => {
+                self.redactor.add_token(value.trim().split_once(' ').map_or(value, |(_, token)| token).trim())
+            }
+            "cookie" => value.split(';').all(|cookie| {
+                self.redactor.add_token(cookie.split_once('=').map_or(cookie, |(_, token)| token).trim())
+            }),
+            _ if TOKEN_HEADER_PARTS.iter().any(|part| name.contains(part)) => {
+                self.redactor.add_token(value.trim())
+            }
+            _ => true,
+        }
+    }
+
     fn authorization_header(
         &self,
         authorization: &Authorization,
@@ -97,25 +161,25 @@ impl RequestBuilder<'_> {
             Authorization::Basic(Basic { user, password }) => {
                 let user = match user {
                     UserName::Plain(user) => user.as_str(),
-                    UserName::Hidden(user) => self.handles.get(user)?.0.expose(),
+                    UserName::Hidden(user) => self.handles.get(user)?.secret.expose(),
                 };
                 if user.contains(':') {
                     return Ok(Err(invalid_request("the user's name has a colon, which ends it".to_owned())));
                 }
-                let password = self.handles.get(password)?.0.expose();
+                let password = self.handles.get(password)?.secret.expose();
                 let pair = Zeroizing::new(format!("{user}:{password}"));
                 let encoded = Zeroizing::new(STANDARD.encode(pair.as_bytes()));
                 if !self.redactor.add_secret(Secret::new(encoded.as_str())) {
-                    return Ok(Err(invalid_request("too many names and passwords in one call".to_owned())));
+                    return Ok(Err(invalid_request(TOO_MANY_CREDENTIALS.to_owned())));
                 }
                 (header::AUTHORIZATION, Zeroizing::new(format!("Basic {}", encoded.as_str())))
             }
             Authorization::Bearer(token) => {
-                let token = self.handles.get(token)?.0.expose();
+                let token = self.handles.get(token)?.secret.expose();
                 (header::AUTHORIZATION, Zeroizing::new(format!("Bearer {token}")))
             }
             Authorization::Header(SecretHeader { name, value }) => {
-                let value = Zeroizing::new(self.handles.get(value)?.0.expose().to_owned());
+                let value = Zeroizing::new(self.handles.get(value)?.secret.expose().to_owned());
                 match header_name(name) {
                     Ok(name) => (name, value),
                     Err(failed) => return Ok(Err(failed)),

@@ -18,6 +18,7 @@ use self::store::Pool;
 use super::workers::Workers;
 use crate::{
     bindings::cofferdam::storage::pool::{CopyMode, Host, Item, Page, PoolError, Space},
+    failure::task_failure,
     fault_injection::FaultPlan,
 };
 
@@ -45,7 +46,7 @@ impl PoolView<'_> {
         };
         let operation_permit = self.context.operation_permit.clone();
         let work = self.workers.run(operation_permit, move || pool.perform(operation, work));
-        let failed = |error| wasmtime::Error::msg(format!("the pool failed: {error}"));
+        let failed = |error| wasmtime::Error::msg(format!("the pool failed: {}", task_failure(&error)));
         self.faults.wrap(async move { work.await.map_err(failed) }).await
     }
 }

@@ -19,6 +19,7 @@ use self::{
 use super::workers::Workers;
 use crate::{
     bindings::cofferdam::storage::state::{Change, Entry, Host, Page, StateError},
+    failure::task_failure,
     fault_injection::FaultPlan,
 };
 use cofferdam_backend::{CallContext, in_flight::OperationPermit};
@@ -121,7 +122,7 @@ impl StateStore {
         }
         let store = Arc::clone(self);
         let done = self.workers.run(operation_permit, move || work(&store)).await;
-        done.map_err(|error| wasmtime::Error::msg(format!("the state file failed: {error}")))
+        done.map_err(|error| wasmtime::Error::msg(format!("the state file failed: {}", task_failure(&error))))
     }
 }
 

@@ -1,0 +1,212 @@
+//! The metrics of upstream programs, compared with those of Cofferdam's roles that replace them.
+//!
+//! Dashboards and alerts select metrics by name and labels. Every metric that an upstream program had when
+//! it ended must be one of Cofferdam's, with at least the same labels, or a row of the table of missing
+//! metrics in `docs/metrics.md`. Each row must occur upstream. A metric that nothing has counted yet is in
+//! no scrape of Cofferdam, so a metric that the page documents counts as Cofferdam's, too.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    fs,
+};
+
+use anyhow::{Context as _, Result, ensure};
+
+use crate::{process::ManagedProcess, run::SuiteRun};
+
+/// The page with the table of missing metrics.
+const PAGE: &str = include_str!("../../../docs/metrics.md");
+/// Heading of the table's section.
+const HEADING: &str = "## Metrics that Cofferdam lacks";
+
+/// Label names of each metric, without the suffixes of a histogram's samples. `None`: a metric without
+/// samples.
+type Metrics = BTreeMap<String, Option<BTreeSet<String>>>;
+
+/// An upstream program, and the metrics that concern the role that replaces it.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct UpstreamProgram {
+    /// Name of the program, and of its process in the harness.
+    pub(crate) name: &'static str,
+    /// Prefixes of the metrics. Others are of parts that Cofferdam does not replace, or of the Go runtime.
+    pub(crate) prefixes: &'static [&'static str],
+}
+
+/// Prefixes of a sidecar's metrics.
+pub(crate) const SIDECAR_PREFIXES: &[&str] =
+    &["controller_", "csi_", "leader_election_", "process_", "rest_client_", "workqueue_"];
+
+/// Compares the saved metrics of the upstream programs with those of the processes named `cofferdam`.
+///
+/// # Errors
+/// If a metric or a label is missing in Cofferdam and in the table, or the table has one that no upstream
+/// program has. Also if a program has no saved metrics.
+pub(crate) fn compare(run: &SuiteRun, programs: &[UpstreamProgram]) -> Result<()> {
+    let mut cofferdam = saved_metrics(run, "cofferdam")?;
+    let (documented, missing) = split_page(PAGE)?;
+    for name in documented.split('`').skip(1).step_by(2) {
+        cofferdam.entry(name.to_owned()).or_default();
+    }
+    let missing_rows = missing_rows(missing)?;
+    let mut problems = Vec::new();
+    let mut compared = 0;
+    for program in programs {
+        let upstream = saved_metrics(run, program.name)?;
+        let is_relevant = |name: &str| program.prefixes.iter().any(|prefix| name.starts_with(prefix));
+        let rows = missing_rows.iter().filter(|(name, metric)| name == program.name && is_relevant(metric));
+        let rows: BTreeSet<&str> = rows.map(|(_, metric)| metric.as_str()).collect();
+        let relevant: Metrics = upstream.into_iter().filter(|(name, _)| is_relevant(name)).collect();
+        compared += relevant.len();
+        problems.extend(differences(program.name, &relevant, &cofferdam, &rows));
+    }
+    ensure!(problems.is_empty(), "metrics differ from docs/metrics.md:\n  {}", problems.join("\n  "));
+    run.add_note(&format!(
+        "{compared} metrics of upstream programs are Cofferdam's, or documented as missing"
+    ))
+}
+
+/// The differences of one program. A row is a metric's name, or `name{label}` for a missing label.
+fn differences(program: &str, upstream: &Metrics, cofferdam: &Metrics, rows: &BTreeSet<&str>) -> Vec<String> {
+    let mut found: BTreeSet<String> = BTreeSet::new();
+    for (name, labels) in upstream {
+        let Some(labels) = labels else { continue };
+        match cofferdam.get(name) {
+            None => {
+                found.insert(name.clone());
+            }
+            Some(None) => {}
+            Some(Some(ours)) => {
+                found.extend(labels.difference(ours).map(|label| format!("{name}{{{label}}}")));
+            }
+        }
+    }
+    let unlisted = found.iter().filter(|metric| !rows.contains(metric.as_str()));
+    let unlisted = unlisted.map(|metric| format!("{program}: {metric} is neither Cofferdam's nor listed"));
+    let stale = rows.iter().filter(|row| !found.contains(**row));
+    let stale = stale.map(|row| format!("{program}: {row} is listed, but is not missing"));
+    unlisted.chain(stale).collect()
+}
+
+/// The page before the table of missing metrics, and from there.
+fn split_page(page: &str) -> Result<(&str, &str)> {
+    page.split_once(HEADING).with_context(|| format!("docs/metrics.md: no {HEADING}"))
+}
+
+/// The rows of the table: program and metric. A row may name several metrics.
+fn missing_rows(section: &str) -> Result<Vec<(String, String)>> {
+    let section = section.split("\n## ").next().unwrap_or_default();
+    let mut rows = Vec::new();
+    for line in section.lines().filter(|line| line.starts_with("| `")) {
+        let cells: Vec<&str> = line.split('|').map(str::trim).collect();
+        let [_, programs, metrics, ..] = cells.as_slice() else { continue };
+        for program in programs.split(", ") {
+            let metrics = metrics.split(", ").map(|metric| metric.trim_matches('`').to_owned());
+            rows.extend(metrics.map(|metric| (program.trim_matches('`').to_owned(), metric)));
+        }
+    }
+    ensure!(!rows.is_empty(), "docs/metrics.md: {HEADING}: no rows");
+    Ok(rows)
+}
+
+fn saved_metrics(run: &SuiteRun, process: &str) -> Result<Metrics> {
+    let path = ManagedProcess::metrics_file(&run.log(process));
+    let text = fs::read_to_string(&path).with_context(|| format!("no metrics in {}", path.display()))?;
+    Ok(parse(&text))
+}
+
+/// Parses pages in the text format of Prometheus or of OpenMetrics.
+fn parse(text: &str) -> Metrics {
+    let mut metrics = Metrics::new();
+    let mut histograms = BTreeSet::new();
+    let is_open_metrics = text.contains("\n# EOF");
+    for line in text.lines() {
+        if let Some((name, kind)) = line.strip_prefix("# TYPE ").and_then(|family| family.split_once(' ')) {
+            if matches!(kind, "histogram" | "summary") {
+                histograms.insert(name.to_owned());
+            }
+            // OpenMetrics declares counters without the suffix of their samples.
+            let is_open_metrics_counter = kind == "counter" && is_open_metrics && !name.ends_with("_total");
+            let name = if is_open_metrics_counter { format!("{name}_total") } else { name.to_owned() };
+            metrics.entry(name).or_default();
+            continue;
+        }
+        if line.starts_with('#') || line.is_empty() {
+            continue;
+        }
+        let end = line.find(['{', ' ']).unwrap_or(line.len());
+        let (sample, rest) = line.split_at(end);
+        let family = ["_bucket", "_sum", "_count"]
+            .iter()
+            .filter_map(|suffix| sample.strip_suffix(suffix))
+            .find(|family| histograms.contains(*family))
+            .unwrap_or(sample);
+        let labels = metrics.entry(family.to_owned()).or_default().get_or_insert_default();
+        labels.extend(label_names(rest).filter(|label| label != "le" && label != "quantile"));
+    }
+    metrics
+}
+
+/// The label names of a sample after its name: `{a="x",b="y"} 1`.
+fn label_names(text: &str) -> impl Iterator<Item = String> {
+    let mut rest = text.strip_prefix('{').unwrap_or_default();
+    std::iter::from_fn(move || {
+        let (name, value) = rest.split_once("=\"")?;
+        // The value ends at a quote without a backslash.
+        let mut escaped = false;
+        let end = value.find(|c: char| {
+            let ends = c == '"' && !escaped;
+            escaped = c == '\\' && !escaped;
+            ends
+        })?;
+        rest = value.get(end + 1..).unwrap_or_default().trim_start_matches(',');
+        Some(name.to_owned())
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn metrics_of_both_formats_are_parsed() {
+        let text = "# TYPE a counter\na_total{x=\"1\",y=\"a\\\"},z=\\\\\"} 1\n# TYPE b histogram\n\
+                    b_bucket{le=\"1\",x=\"1\"} 1\nb_sum{x=\"1\"} 1\nb_count{x=\"1\"} 1\n\
+                    # TYPE c gauge\nc_count 1\n# TYPE d counter\n# EOF\n";
+        let parsed: Vec<String> =
+            parse(text).into_iter().map(|(name, labels)| format!("{name} {labels:?}")).collect();
+        assert_eq!(
+            parsed,
+            ["a_total Some({\"x\", \"y\"})", "b Some({\"x\"})", "c None", "c_count Some({})", "d_total None"]
+        );
+        let prometheus: Vec<String> =
+            parse("# TYPE a_total counter\n# TYPE b counter\n").into_keys().collect();
+        assert_eq!(prometheus, ["a_total", "b"]);
+    }
+
+    #[test]
+    fn missing_metrics_labels_and_stale_rows_are_differences() {
+        let metrics = |rows: &[(&str, &[&str])]| -> Metrics {
+            let labels = |names: &[&str]| Some(names.iter().map(|name| (*name).to_owned()).collect());
+            rows.iter().map(|(name, names)| ((*name).to_owned(), labels(names))).collect()
+        };
+        let upstream = metrics(&[("a", &["x", "y"]), ("b", &[]), ("c", &[])]);
+        let cofferdam = metrics(&[("a", &["x", "z"]), ("d", &[])]);
+        let rows = BTreeSet::from(["c", "d"]);
+        assert_eq!(
+            differences("p", &upstream, &cofferdam, &rows),
+            [
+                "p: a{y} is neither Cofferdam's nor listed",
+                "p: b is neither Cofferdam's nor listed",
+                "p: d is listed, but is not missing"
+            ]
+        );
+        assert_eq!(differences("p", &upstream, &cofferdam, &BTreeSet::from(["a{y}", "b", "c"])), [""; 0]);
+    }
+
+    #[test]
+    fn the_page_has_rows() {
+        let rows = split_page(PAGE).and_then(|(_, section)| missing_rows(section));
+        assert!(rows.is_ok_and(|rows| rows.iter().all(|(_, metric)| !metric.contains('`'))));
+        assert!(missing_rows("no table\n").is_err());
+    }
+}

@@ -1,0 +1,553 @@
+//! Leader election with a Lease, by the rules of client-go's package `leaderelection`.
+//!
+//! The process that holds the Lease renews it every retry period. Another process takes the Lease once it has
+//! not observed a renewal for the Lease's duration. Each process measures time from its own observations, so
+//! the clocks of machines need not agree. The holder stops before the end of the duration: it counts from the
+//! moment before the renewing request was sent.
+
+use std::{
+    collections::BTreeMap,
+    hash::{BuildHasher as _, Hasher as _, RandomState},
+    sync::Arc,
+    time::Duration,
+};
+
+use fnv::FnvHasher;
+use http::Method;
+use parking_lot::Mutex;
+use serde::{Deserialize, Serialize};
+use serde_json::{Value, json};
+use tokio::time::{Instant, sleep, sleep_until, timeout, timeout_at};
+
+use crate::{
+    api::{ApiClient, ApiError, ApiResource},
+    clock::Clock,
+    events::{self, Event, EventType, ObjectReference},
+    metrics::Metrics,
+};
+
+/// The API resource of Leases.
+const LEASE: ApiResource = ApiResource {
+    group: "coordination.k8s.io",
+    version: "v1",
+    kind: "Lease",
+    plural: "leases",
+    namespaced: true,
+};
+
+/// Largest factor by which a retry period is extended at random, as in client-go (`JitterFactor`).
+const JITTER_FACTOR: f64 = 1.2;
+/// Time after the end of its Lease after which a leader that has not renewed it is unhealthy, as in
+/// csi-lib-utils (`DefaultHealthCheckTimeout`).
+const HEALTH_TOLERANCE: Duration = Duration::from_secs(20);
+/// Time within which the event of a released Lease is sent.
+const EVENT_TIMEOUT: Duration = Duration::from_secs(2);
+/// `reason` of events.
+const EVENT_REASON: &str = "LeaderElection";
+/// Format of `metav1.MicroTime`.
+const MICRO_TIME: &str = "%Y-%m-%dT%H:%M:%S%.6fZ";
+
+/// Durations of leader election.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LeaseDurations {
+    /// Time without an observed renewal after which another process takes the Lease. At least one second.
+    pub lease_duration: Duration,
+    /// Time without a successful renewal after which the holder stops leading.
+    pub renew_deadline: Duration,
+    /// Time between two attempts to acquire or to renew the Lease.
+    pub retry_period: Duration,
+}
+
+/// Durations that do not fit each other.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum InvalidLeaseDurations {
+    /// The Lease's duration is shorter than the unit of the API.
+    #[error("the lease duration is {0:?}: expected at least 1s")]
+    TooShort(Duration),
+    /// The holder would lead after the end of the Lease.
+    #[error(
+        "the lease duration is {lease_duration:?}: expected more than the renew deadline, {renew_deadline:?}"
+    )]
+    RenewDeadline {
+        /// The Lease's duration.
+        lease_duration: Duration,
+        /// The renew deadline.
+        renew_deadline: Duration,
+    },
+    /// The holder could stop before its second attempt.
+    #[error(
+        "the renew deadline is {renew_deadline:?}: expected more than 1.2 retry periods of {retry_period:?}"
+    )]
+    RetryPeriod {
+        /// The renew deadline.
+        renew_deadline: Duration,
+        /// The retry period.
+        retry_period: Duration,
+    },
+}
+
+impl LeaseDurations {
+    /// Checks that the durations fit each other. Source: client-go's `NewLeaderElector`.
+    ///
+    /// # Errors
+    /// [`InvalidLeaseDurations`]
+    pub fn validate(self) -> Result<(), InvalidLeaseDurations> {
+        let Self { lease_duration, renew_deadline, retry_period } = self;
+        if lease_duration < Duration::from_secs(1) {
+            return Err(InvalidLeaseDurations::TooShort(lease_duration));
+        }
+        if lease_duration <= renew_deadline {
+            return Err(InvalidLeaseDurations::RenewDeadline { lease_duration, renew_deadline });
+        }
+        if renew_deadline <= retry_period.mul_f64(JITTER_FACTOR) {
+            return Err(InvalidLeaseDurations::RetryPeriod { renew_deadline, retry_period });
+        }
+        Ok(())
+    }
+}
+
+impl Default for LeaseDurations {
+    /// The defaults of the sidecars.
+    fn default() -> Self {
+        Self {
+            lease_duration: Duration::from_secs(15),
+            renew_deadline: Duration::from_secs(10),
+            retry_period: Duration::from_secs(5),
+        }
+    }
+}
+
+/// Returns the name with a random part, which differs in each call. A process whose identity is the bare name
+/// of its host would take the record of another one for its own.
+pub fn with_random_part(name: &str) -> String {
+    let random = RandomState::new().build_hasher().finish();
+    format!("{name}-{random:016x}")
+}
+
+/// Converts a name to the name of a Lease, as csi-lib-utils does: characters other than ASCII letters, digits
+/// and dashes become dashes, and a name that then ends with a dash gets an `X`.
+pub fn sanitize_name(name: &str) -> String {
+    let is_kept = |c: char| c.is_ascii_alphanumeric() || c == '-';
+    let mut name: String = name.chars().map(|c| if is_kept(c) { c } else { '-' }).collect();
+    if name.ends_with('-') {
+        name.push('X');
+    }
+    name
+}
+
+/// A Lease, and the process that competes for it.
+#[derive(Clone, Debug)]
+pub struct LeaseCandidate {
+    /// Namespace of the Lease.
+    pub namespace: String,
+    /// Name of the Lease, after [`sanitize_name`].
+    pub name: String,
+    /// Identity of this process in the Lease. Two processes with one identity would both lead.
+    pub identity: String,
+    /// Labels that the Lease gets when this process becomes the leader.
+    pub labels: BTreeMap<String, String>,
+    /// Durations.
+    pub durations: LeaseDurations,
+}
+
+/// `spec` of a Lease. Fields that a person removed have no value.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+struct LeaseSpec {
+    holder_identity: Option<String>,
+    lease_duration_seconds: Option<i64>,
+    acquire_time: Option<String>,
+    renew_time: Option<String>,
+    lease_transitions: Option<i64>,
+}
+
+impl LeaseSpec {
+    fn holder(&self) -> Option<&str> {
+        self.holder_identity.as_deref().filter(|holder| !holder.is_empty())
+    }
+
+    fn duration(&self) -> Duration {
+        let seconds = self.lease_duration_seconds.and_then(|seconds| u64::try_from(seconds).ok());
+        Duration::from_secs(seconds.unwrap_or_default())
+    }
+}
+
+/// A Lease as the API server returned it.
+struct ReadLease {
+    object: Value,
+    spec: LeaseSpec,
+}
+
+/// The last change of the Lease that this process observed.
+struct Observation {
+    spec: LeaseSpec,
+    at: Instant,
+}
+
+/// The reason why this process stopped leading.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum LeaseLost {
+    /// Another process holds the Lease.
+    #[error("lease {lease}: {holder:?} holds it now")]
+    Taken {
+        /// Namespace and name of the Lease.
+        lease: String,
+        /// Identity of the holder; empty if there is none.
+        holder: String,
+    },
+    /// The Lease could not be renewed in time.
+    #[error("lease {lease}: not renewed within the renew deadline, {deadline:?}: {problem}")]
+    NotRenewed {
+        /// Namespace and name of the Lease.
+        lease: String,
+        /// The renew deadline.
+        deadline: Duration,
+        /// The last failure.
+        problem: String,
+    },
+}
+
+/// Leadership of this process, for health checks. Clones share it.
+#[derive(Clone, Debug, Default)]
+pub struct LeaderHealth(Arc<Mutex<Option<LeaderTerm>>>);
+
+#[derive(Clone, Copy, Debug)]
+struct LeaderTerm {
+    renewed_at: Instant,
+    lease_duration: Duration,
+}
+
+/// A leader that has not renewed its Lease for too long.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("failed election to renew leadership on lease: it ended {0:?} ago")]
+pub struct LeaderUnhealthy(Duration);
+
+impl LeaderHealth {
+    /// Checks that this process does not lead, or that its Lease has not ended more than 20 s ago.
+    ///
+    /// # Errors
+    /// [`LeaderUnhealthy`]
+    pub fn check(&self) -> Result<(), LeaderUnhealthy> {
+        let Some(term) = *self.0.lock() else { return Ok(()) };
+        let expired = term.renewed_at.elapsed().saturating_sub(term.lease_duration);
+        if expired > HEALTH_TOLERANCE { Err(LeaderUnhealthy(expired)) } else { Ok(()) }
+    }
+}
+
+/// Acquires and renews one Lease.
+pub struct LeaderElector {
+    api: ApiClient,
+    clock: Clock,
+    metrics: Metrics,
+    candidate: LeaseCandidate,
+    observation: Option<Observation>,
+    /// The Lease as `involvedObject` of events; `None` before the first response.
+    reference: Option<ObjectReference>,
+    /// Number of attempts, which makes their delays differ.
+    attempts: u64,
+    /// The holder that was logged last.
+    reported_holder: Option<String>,
+    health: LeaderHealth,
+}
+
+/// The result of one attempt.
+enum Attempt {
+    /// This process holds the Lease.
+    Held,
+    /// Another process holds it.
+    HeldByOther(String),
+}
+
+impl LeaderElector {
+    /// Creates an elector. Sends no request. `api` should have a connection of its own, so that other
+    /// requests do not delay renewals.
+    pub fn new(api: ApiClient, clock: Clock, metrics: Metrics, candidate: LeaseCandidate) -> Self {
+        metrics.set_leader(&candidate.name, false);
+        Self {
+            api,
+            clock,
+            metrics,
+            candidate,
+            observation: None,
+            reference: None,
+            attempts: 0,
+            reported_holder: None,
+            health: LeaderHealth::default(),
+        }
+    }
+
+    /// Leadership of this process, for health checks.
+    pub fn health(&self) -> LeaderHealth {
+        self.health.clone()
+    }
+
+    /// Namespace and name of the Lease, for messages.
+    pub fn lease(&self) -> String {
+        format!("{}/{}", self.candidate.namespace, self.candidate.name)
+    }
+
+    /// Attempts to acquire the Lease until it succeeds. Failed requests are logged and retried.
+    pub async fn acquire(&mut self) {
+        loop {
+            let started = Instant::now();
+            match self.attempt(started).await {
+                Ok(Attempt::Held) => {
+                    self.start_leading(started);
+                    return;
+                }
+                Ok(Attempt::HeldByOther(holder)) => self.report_holder(holder),
+                Err(error) => tracing::warn!(lease = self.lease(), %error, "cannot acquire the lease yet"),
+            }
+            self.attempts += 1;
+            sleep(self.jittered_retry_period()).await;
+        }
+    }
+
+    /// Renews the Lease until it is lost. [`LeaderElector::acquire`] has to have returned before.
+    pub async fn renew(&mut self) -> LeaseLost {
+        let mut renewed_at = self.health.0.lock().map_or_else(Instant::now, |term| term.renewed_at);
+        loop {
+            sleep(self.candidate.durations.retry_period).await;
+            let deadline = renewed_at + self.candidate.durations.renew_deadline;
+            let mut problem = "no response".to_owned();
+            loop {
+                let started = Instant::now();
+                if started >= deadline {
+                    let deadline = self.candidate.durations.renew_deadline;
+                    let lost = LeaseLost::NotRenewed { lease: self.lease(), deadline, problem };
+                    return self.stop_leading(lost);
+                }
+                match timeout_at(deadline, self.attempt(started)).await {
+                    Ok(Ok(Attempt::Held)) => {
+                        renewed_at = started;
+                        self.set_term(started);
+                        break;
+                    }
+                    Ok(Ok(Attempt::HeldByOther(holder))) => {
+                        return self.stop_leading(LeaseLost::Taken { lease: self.lease(), holder });
+                    }
+                    Ok(Err(error)) => {
+                        problem = error.to_string();
+                        tracing::warn!(lease = self.lease(), %error, "cannot renew the lease yet");
+                    }
+                    // The deadline has passed.
+                    Err(_) => continue,
+                }
+                // A further attempt ends at the deadline.
+                let next = Instant::now() + self.candidate.durations.retry_period;
+                sleep_until(next.min(deadline)).await;
+            }
+        }
+    }
+
+    /// Gives the Lease up, so that another process can take it at once. A failed request is logged: the Lease
+    /// then ends after its duration.
+    pub async fn release(mut self) {
+        *self.health.0.lock() = None;
+        self.metrics.set_leader(&self.candidate.name, false);
+        let released: Result<(), ApiError> = async {
+            let Some(lease) = self.read().await? else { return Ok(()) };
+            if lease.spec.holder() != Some(self.candidate.identity.as_str()) {
+                return Ok(());
+            }
+            let now = self.now();
+            let spec = LeaseSpec {
+                holder_identity: Some(String::new()),
+                lease_duration_seconds: Some(1),
+                acquire_time: Some(now.clone()),
+                renew_time: Some(now),
+                lease_transitions: lease.spec.lease_transitions,
+            };
+            self.replace(lease.object, &spec, false).await.map(drop)
+        }
+        .await;
+        match released {
+            // An event that is not sent in time is lost.
+            Ok(()) => drop(timeout(EVENT_TIMEOUT, self.send_event("stopped leading")).await),
+            Err(error) => tracing::warn!(lease = self.lease(), %error, "cannot release the lease"),
+        }
+    }
+
+    /// One attempt to acquire or to renew the Lease. Source: client-go's `tryAcquireOrRenew`.
+    async fn attempt(&mut self, started: Instant) -> Result<Attempt, ApiError> {
+        let Some(lease) = self.read().await? else {
+            let now = self.now();
+            let spec = LeaseSpec {
+                holder_identity: Some(self.candidate.identity.clone()),
+                lease_duration_seconds: Some(self.lease_seconds()),
+                acquire_time: Some(now.clone()),
+                renew_time: Some(now),
+                lease_transitions: Some(0),
+            };
+            let created = self.create(&spec).await?;
+            self.observation = Some(Observation { spec: created, at: started });
+            return Ok(Attempt::Held);
+        };
+        if self.observation.as_ref().is_none_or(|observation| observation.spec != lease.spec) {
+            self.observation = Some(Observation { spec: lease.spec.clone(), at: Instant::now() });
+        }
+        let is_held = lease.spec.holder() == Some(self.candidate.identity.as_str());
+        let is_valid = self
+            .observation
+            .as_ref()
+            .is_some_and(|observation| observation.at.elapsed() < observation.spec.duration());
+        if let Some(holder) = lease.spec.holder().filter(|_| !is_held && is_valid) {
+            return Ok(Attempt::HeldByOther(holder.to_owned()));
+        }
+        let now = self.now();
+        let transitions = lease.spec.lease_transitions.unwrap_or_default();
+        let spec = LeaseSpec {
+            holder_identity: Some(self.candidate.identity.clone()),
+            lease_duration_seconds: Some(self.lease_seconds()),
+            acquire_time: if is_held { lease.spec.acquire_time } else { Some(now.clone()) },
+            renew_time: Some(now),
+            lease_transitions: Some(if is_held { transitions } else { transitions.saturating_add(1) }),
+        };
+        let written = self.replace(lease.object, &spec, !is_held).await?;
+        self.observation = Some(Observation { spec: written, at: started });
+        Ok(Attempt::Held)
+    }
+
+    async fn read(&mut self) -> Result<Option<ReadLease>, ApiError> {
+        let target = self.target();
+        match self.api.read(&self.path(), &target).await {
+            Ok(response) => self.decode(&response).map(Some),
+            Err(ApiError::NotFound(_)) => Ok(None),
+            Err(error) => Err(error),
+        }
+    }
+
+    async fn create(&mut self, spec: &LeaseSpec) -> Result<LeaseSpec, ApiError> {
+        let object = json!({
+            "apiVersion": LEASE.api_version(),
+            "kind": LEASE.kind,
+            "metadata": {
+                "namespace": self.candidate.namespace,
+                "name": self.candidate.name,
+                "labels": self.candidate.labels,
+            },
+            "spec": spec,
+        });
+        let path = LEASE.collection_path(Some(&self.candidate.namespace));
+        let target = self.target();
+        let response = self.api.send_json(Method::POST, &path, "application/json", &object, &target).await?;
+        self.decode(&response).map(|lease| lease.spec)
+    }
+
+    /// Replaces the Lease's spec and, with `labels`, sets the candidate's labels. The request requires the
+    /// resourceVersion of `object`.
+    async fn replace(
+        &mut self,
+        mut object: Value,
+        spec: &LeaseSpec,
+        labels: bool,
+    ) -> Result<LeaseSpec, ApiError> {
+        if let (Some(old), Value::Object(new)) = (object.get_mut("spec"), json!(spec)) {
+            match old.as_object_mut() {
+                Some(old) => old.extend(new),
+                None => *old = Value::Object(new),
+            }
+        } else if let Some(object) = object.as_object_mut() {
+            object.insert("spec".to_owned(), json!(spec));
+        }
+        if labels
+            && !self.candidate.labels.is_empty()
+            && let Some(metadata) = object.get_mut("metadata").and_then(Value::as_object_mut)
+            && let Some(existing) = metadata.entry("labels").or_insert_with(|| json!({})).as_object_mut()
+        {
+            existing.extend(self.candidate.labels.iter().map(|(key, value)| (key.clone(), json!(value))));
+        }
+        let target = self.target();
+        let path = self.path();
+        let response = self.api.send_json(Method::PUT, &path, "application/json", &object, &target).await?;
+        self.decode(&response).map(|lease| lease.spec)
+    }
+
+    fn start_leading(&mut self, started: Instant) {
+        self.reported_holder = None;
+        self.set_term(started);
+        self.metrics.set_leader(&self.candidate.name, true);
+        tracing::info!(lease = self.lease(), identity = self.candidate.identity, "became the leader");
+        tokio::spawn(self.send_event("became leader"));
+    }
+
+    fn stop_leading(&self, lost: LeaseLost) -> LeaseLost {
+        *self.health.0.lock() = None;
+        self.metrics.set_leader(&self.candidate.name, false);
+        lost
+    }
+
+    fn set_term(&self, renewed_at: Instant) {
+        let lease_duration = self.candidate.durations.lease_duration;
+        *self.health.0.lock() = Some(LeaderTerm { renewed_at, lease_duration });
+    }
+
+    fn report_holder(&mut self, holder: String) {
+        if self.reported_holder.as_ref() != Some(&holder) {
+            tracing::info!(lease = self.lease(), holder, "waiting for the lease");
+            self.reported_holder = Some(holder);
+        }
+    }
+
+    /// Sends an event about this process on the Lease.
+    fn send_event(&self, text: &str) -> impl Future<Output = ()> + Send + 'static {
+        let event = self.reference.clone().map(|involved_object| Event {
+            involved_object,
+            event_type: EventType::Normal,
+            reason: EVENT_REASON,
+            note: format!("{} {text}", self.candidate.identity),
+            component: format!("{}/{}", self.candidate.name, self.candidate.identity).into(),
+        });
+        let (api, metrics, now) = (self.api.clone(), self.metrics.clone(), (self.clock)());
+        async move {
+            if let Some(event) = event {
+                events::send_once(&api, &metrics, &event, now).await;
+            }
+        }
+    }
+
+    fn decode(&mut self, response: &str) -> Result<ReadLease, ApiError> {
+        let invalid = |error: serde_json::Error| ApiError::invalid_response(&self.target(), error);
+        let object: Value = serde_json::from_str(response).map_err(invalid)?;
+        let spec = object.get("spec").cloned().unwrap_or_else(|| json!({}));
+        let spec = serde_json::from_value(spec).map_err(invalid)?;
+        let member = |name: &str| object.pointer(&format!("/metadata/{name}")).and_then(Value::as_str);
+        self.reference = member("resourceVersion").and_then(|version| version.parse().ok()).map(|version| {
+            ObjectReference {
+                resource: LEASE,
+                namespace: self.candidate.namespace.as_str().into(),
+                name: self.candidate.name.as_str().into(),
+                uid: member("uid").unwrap_or_default().into(),
+                resource_version: version,
+            }
+        });
+        Ok(ReadLease { object, spec })
+    }
+
+    /// A retry period that is extended by up to 120 %, so that processes do not compete at the same times.
+    /// The extension depends on the identity and on the number of attempts.
+    fn jittered_retry_period(&self) -> Duration {
+        let mut hasher = FnvHasher::default();
+        hasher.write(self.candidate.identity.as_bytes());
+        hasher.write_u64(self.attempts);
+        let [fraction, ..] = hasher.finish().to_le_bytes();
+        let extension = JITTER_FACTOR * f64::from(fraction) / f64::from(u8::MAX);
+        self.candidate.durations.retry_period.mul_f64(1.0 + extension)
+    }
+
+    fn lease_seconds(&self) -> i64 {
+        i64::try_from(self.candidate.durations.lease_duration.as_secs()).unwrap_or(i64::MAX)
+    }
+
+    fn now(&self) -> String {
+        (self.clock)().strftime(MICRO_TIME).to_string()
+    }
+
+    fn path(&self) -> String {
+        format!("{}/{}", LEASE.collection_path(Some(&self.candidate.namespace)), self.candidate.name)
+    }
+
+    fn target(&self) -> String {
+        format!("Lease {}", self.lease())
+    }
+}

@@ -1,0 +1,245 @@
+//! The flags of the sidecars, and what this program does with each.
+//!
+//! Sources: the flags of external-provisioner 6.3, external-attacher 4.12, external-resizer 2.2,
+//! node-driver-registrar 2.17, livenessprobe 2.19, csi-lib-utils 0.24, component-base's logging options, and
+//! klog, whose flags earlier versions of the sidecars had.
+
+use std::fmt::Write as _;
+
+use super::{
+    program::Sidecar::{self, Attacher, LivenessProbe, Provisioner, Registrar, Resizer},
+    value::ValueType::{self, Bool, Duration, Float, Int, Text, Uint},
+};
+use FlagEffect::{Ignored, Sets, Translated};
+
+/// A flag of one or more sidecars.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct SidecarFlag {
+    /// Name without dashes.
+    pub(super) name: &'static str,
+    /// The sidecars that have the flag.
+    pub(super) sidecars: &'static [Sidecar],
+    /// Type of the value.
+    pub(super) value: ValueType,
+    /// Default in the sidecars, in the syntax of the program's settings.
+    pub(super) default: &'static str,
+    /// Effect in this program.
+    pub(super) effect: FlagEffect,
+}
+
+/// Effect of a sidecar's flag in this program.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum FlagEffect {
+    /// Sets this setting.
+    Sets(&'static str),
+    /// Has this effect, which [`super::translate`] implements.
+    Translated(&'static str),
+    /// Has no effect; the text says what happens instead. A value other than the default is named in the
+    /// warning at the start.
+    Ignored(&'static str),
+}
+
+const ALL: &[Sidecar] = &[Provisioner, Attacher, Resizer, Registrar, LivenessProbe];
+/// The sidecars that use the Kubernetes API.
+const API: &[Sidecar] = &[Provisioner, Attacher, Resizer];
+/// The sidecars with an address of the metrics only.
+const METRICS: &[Sidecar] = &[Provisioner, Attacher, Resizer, LivenessProbe];
+const PROVISIONER: &[Sidecar] = &[Provisioner];
+const ATTACHER: &[Sidecar] = &[Attacher];
+const RESIZER: &[Sidecar] = &[Resizer];
+const REGISTRAR: &[Sidecar] = &[Registrar];
+const LIVENESS: &[Sidecar] = &[LivenessProbe];
+
+const NO_RATE_LIMIT: &str = "requests to the API are not rate limited";
+const NO_PPROF: &str = "there is no /debug/pprof; the metrics show memory and CPU time";
+const STDERR: &str = "the log is written to stderr";
+const ONE_STREAM: &str = "all log messages are written to stderr, unbuffered";
+const LOG_FORMAT: &str = "the format of log lines does not depend on it";
+const NO_CAPACITY: &str =
+    "CSIStorageCapacity objects are not updated; set storageCapacity of the CSIDriver to false";
+const NO_SOURCES: &str = "claims with a snapshot or another claim as data source are rejected, with an event";
+
+/// A feature gate of a sidecar that has one value in this program.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct FixedGate {
+    /// Name of the gate.
+    pub(super) name: &'static str,
+    /// The sidecars that have the gate, or had it in earlier versions.
+    pub(super) sidecars: &'static [Sidecar],
+    /// Value in this program.
+    pub(super) value: bool,
+    /// The program's behavior with the other value.
+    pub(super) instead: &'static str,
+}
+
+/// The feature gates that have one value.
+pub(super) static FIXED_GATES: &[FixedGate] = &[
+    FixedGate {
+        name: "CrossNamespaceVolumeDataSource",
+        sidecars: PROVISIONER,
+        value: false,
+        instead: "claims with a data source in another namespace are rejected, with an event",
+    },
+    // Always on since external-provisioner 5.
+    FixedGate {
+        name: "HonorPVReclaimPolicy",
+        sidecars: PROVISIONER,
+        value: true,
+        instead: "the reclaim policy of a PersistentVolume is honored when it is deleted before its claim",
+    },
+    FixedGate {
+        name: "RecoverVolumeExpansionFailure",
+        sidecars: RESIZER,
+        value: true,
+        instead: "a failed expansion can be replaced by a smaller one, and the claim's status has its size",
+    },
+    FixedGate {
+        name: "ReleaseLeaderElectionOnExit",
+        sidecars: API,
+        value: true,
+        instead: "the Lease is released on exit",
+    },
+];
+
+const fn flag(
+    name: &'static str,
+    sidecars: &'static [Sidecar],
+    value: ValueType,
+    default: &'static str,
+    effect: FlagEffect,
+) -> SidecarFlag {
+    SidecarFlag { name, sidecars, value, default, effect }
+}
+
+/// The flags of all sidecars. A sidecar has at most one flag of a name.
+#[rustfmt::skip] // one row per flag
+pub(super) static FLAGS: &[SidecarFlag] = &[
+    flag("version", &[Provisioner, Attacher, Resizer, Registrar], Bool, "false",
+        Translated("prints the version and exits")),
+    flag("csi-address", ALL, Text, "/run/csi/socket", Sets("csi-address")),
+    flag("http-endpoint", ALL, Text, "", Sets("http-endpoint")),
+    flag("metrics-address", METRICS, Text, "", Sets("metrics-address")),
+    flag("metrics-path", METRICS, Text, "/metrics", Sets("metrics-path")),
+    flag("kubeconfig", API, Text, "", Sets("kubeconfig")),
+    flag("master", &[Provisioner, Resizer], Text, "", Sets("master")),
+    flag("kube-api-qps", API, Float, "5", Ignored(NO_RATE_LIMIT)),
+    flag("kube-api-burst", API, Int, "10", Ignored(NO_RATE_LIMIT)),
+    flag("leader-election", API, Bool, "false", Sets("leader-election")),
+    flag("leader-election-namespace", API, Text, "", Sets("leader-election-namespace")),
+    flag("leader-election-lease-duration", API, Duration, "15s", Sets("leader-election-lease-duration")),
+    flag("leader-election-renew-deadline", API, Duration, "10s", Sets("leader-election-renew-deadline")),
+    flag("leader-election-retry-period", API, Duration, "5s", Sets("leader-election-retry-period")),
+    flag("leader-election-labels", API, Text, "", Sets("leader-election-labels")),
+    flag("feature-gates", API, Text, "",
+        Translated("sets `feature-gates`; other gates of the sidecar have one value")),
+    flag("retry-interval-start", API, Duration, "1s", Sets("retry-interval-start")),
+    flag("retry-interval-max", API, Duration, "5m", Sets("retry-interval-max")),
+    flag("timeout", PROVISIONER, Duration, "10s", Sets("timeout")),
+    flag("timeout", ATTACHER, Duration, "15s", Sets("timeout")),
+    flag("timeout", RESIZER, Duration, "10s", Sets("timeout")),
+    flag("timeout", REGISTRAR, Duration, "1s", Sets("probe-timeout")),
+    flag("worker-threads", PROVISIONER, Uint, "100", Sets("worker-threads")),
+    flag("worker-threads", ATTACHER, Uint, "10", Sets("worker-threads")),
+    flag("default-fstype", &[Provisioner, Attacher], Text, "", Sets("default-fstype")),
+    // csi-provisioner
+    flag("volume-name-prefix", PROVISIONER, Text, "pvc", Sets("volume-name-prefix")),
+    flag("volume-name-uuid-length", PROVISIONER, Int, "-1", Sets("volume-name-uuid-length")),
+    flag("extra-create-metadata", PROVISIONER, Bool, "false", Sets("extra-create-metadata")),
+    flag("strict-topology", PROVISIONER, Bool, "false", Sets("strict-topology")),
+    flag("immediate-topology", PROVISIONER, Bool, "true", Sets("immediate-topology")),
+    flag("controller-publish-readonly", PROVISIONER, Bool, "false", Sets("controller-publish-readonly")),
+    flag("node-deployment", PROVISIONER, Bool, "false",
+        Translated("sets `node-deployment`, and `node-name` to the environment variable NODE_NAME")),
+    flag("node-deployment-immediate-binding", PROVISIONER, Bool, "true",
+        Sets("node-deployment-immediate-binding")),
+    flag("node-deployment-base-delay", PROVISIONER, Duration, "20s", Sets("node-deployment-base-delay")),
+    flag("node-deployment-max-delay", PROVISIONER, Duration, "60s", Sets("node-deployment-max-delay")),
+    flag("enable-capacity", PROVISIONER, Bool, "false", Ignored(NO_CAPACITY)),
+    flag("capacity-for-immediate-binding", PROVISIONER, Bool, "false", Ignored(NO_CAPACITY)),
+    flag("capacity-poll-interval", PROVISIONER, Duration, "1m", Ignored(NO_CAPACITY)),
+    flag("capacity-ownerref-level", PROVISIONER, Int, "1", Ignored(NO_CAPACITY)),
+    flag("capacity-threads", PROVISIONER, Uint, "1", Ignored(NO_CAPACITY)),
+    flag("kube-api-capacity-qps", PROVISIONER, Float, "1", Ignored(NO_CAPACITY)),
+    flag("kube-api-capacity-burst", PROVISIONER, Int, "5", Ignored(NO_CAPACITY)),
+    flag("cloning-protection-threads", PROVISIONER, Uint, "1", Ignored(NO_SOURCES)),
+    flag("snapshot-orphan-sweep-interval", PROVISIONER, Duration, "5m", Ignored(NO_SOURCES)),
+    flag("prevent-volume-mode-conversion", PROVISIONER, Bool, "true", Ignored(NO_SOURCES)),
+    // csi-attacher
+    flag("resync", ATTACHER, Duration, "10m", Sets("resync")),
+    flag("reconcile-sync", ATTACHER, Duration, "1m", Sets("reconcile-sync")),
+    flag("max-entries", ATTACHER, Int, "0", Sets("max-entries")),
+    flag("max-grpc-log-length", ATTACHER, Int, "-1", Ignored("requests and responses are not logged")),
+    // csi-resizer
+    flag("resync-period", RESIZER, Duration, "10m", Sets("resync-period")),
+    flag("workers", RESIZER, Int, "10", Sets("workers")),
+    flag("handle-volume-inuse-error", RESIZER, Bool, "true", Sets("handle-volume-inuse-error")),
+    flag("extra-modify-metadata", RESIZER, Bool, "false", Sets("extra-modify-metadata")),
+    // csi-node-driver-registrar
+    flag("kubelet-registration-path", REGISTRAR, Text, "", Sets("kubelet-registration-path")),
+    flag("plugin-registration-path", REGISTRAR, Text, "/registration", Sets("plugin-registration-path")),
+    flag("health-port", REGISTRAR, Int, "0",
+        Translated("sets `http-endpoint` to this port of every address; 0 is none")),
+    flag("mode", REGISTRAR, Text, "",
+        Translated("with kubelet-registration-probe exits with code 0; other values register the driver")),
+    flag("connection-timeout", REGISTRAR, Duration, "0", Ignored("the sidecar ignores it, too")),
+    // livenessprobe
+    flag("probe-timeout", LIVENESS, Duration, "3s", Sets("probe-timeout")),
+    flag("health-port", LIVENESS, Int, "9808", Sets("health-port")),
+    // Flags of earlier versions, which manifests still have
+    flag("csiTimeout", RESIZER, Duration, "10s", Sets("timeout")),
+    flag("enable-leader-election", PROVISIONER, Bool, "false", Sets("leader-election")),
+    flag("leader-election-type", PROVISIONER, Text, "leases", Translated("accepts leases only")),
+    flag("connection-timeout", PROVISIONER, Duration, "0", Ignored("the process connects for up to 30 s")),
+    // Diagnostics
+    flag("enable-pprof", &[Provisioner, Registrar], Bool, "false", Ignored(NO_PPROF)),
+    flag("automaxprocs", ALL, Bool, "false",
+        Translated("limits the runtime's threads to the CPU quota of the container")),
+    flag("v", ALL, Uint, "0",
+        Translated("sets `log`: info up to 3; from 4 on debug for this program's modules")),
+    flag("logging-format", ALL, Text, "text", Translated("sets `log-format`: text or json")),
+    flag("vmodule", ALL, Text, "", Ignored("the log level is that of --v for every module")),
+    flag("log-flush-frequency", ALL, Duration, "5s", Ignored(ONE_STREAM)),
+    flag("log-text-split-stream", ALL, Bool, "false", Ignored(ONE_STREAM)),
+    flag("log-text-info-buffer-size", ALL, Text, "0", Ignored(ONE_STREAM)),
+    flag("log-json-split-stream", ALL, Bool, "false", Ignored(ONE_STREAM)),
+    flag("log-json-info-buffer-size", ALL, Text, "0", Ignored(ONE_STREAM)),
+    // klog
+    flag("add_dir_header", ALL, Bool, "false", Ignored(LOG_FORMAT)),
+    flag("alsologtostderr", ALL, Bool, "false", Ignored(STDERR)),
+    flag("alsologtostderrthreshold", ALL, Text, "0", Ignored(STDERR)),
+    flag("legacy_stderr_threshold_behavior", ALL, Bool, "true", Ignored(STDERR)),
+    flag("log_backtrace_at", ALL, Text, "", Ignored("log lines have no stack traces")),
+    flag("log_dir", ALL, Text, "", Ignored(STDERR)),
+    flag("log_file", ALL, Text, "", Ignored(STDERR)),
+    flag("log_file_max_size", ALL, Uint, "1800", Ignored(STDERR)),
+    flag("logtostderr", ALL, Bool, "true", Ignored(STDERR)),
+    flag("one_output", ALL, Bool, "false", Ignored(STDERR)),
+    flag("skip_headers", ALL, Bool, "false", Ignored(LOG_FORMAT)),
+    flag("skip_log_headers", ALL, Bool, "false", Ignored(STDERR)),
+    flag("stderrthreshold", ALL, Text, "2", Ignored(STDERR)),
+];
+
+/// Returns the flag of a sidecar.
+pub(super) fn find(sidecar: Sidecar, name: &str) -> Option<&'static SidecarFlag> {
+    of_sidecar(sidecar).find(|flag| flag.name == name)
+}
+
+/// The flags of a sidecar.
+pub(super) fn of_sidecar(sidecar: Sidecar) -> impl Iterator<Item = &'static SidecarFlag> {
+    FLAGS.iter().filter(move |flag| flag.sidecars.contains(&sidecar))
+}
+
+/// Help: the flags, with their defaults and effects.
+pub(crate) fn help(sidecar: Sidecar) -> String {
+    let (program, role) = (sidecar.program(), sidecar.role());
+    let mut text = format!(
+        "{program}: the role {role} of cofferdam {}, with the command line of {program}\n\nFlags:\n",
+        env!("CARGO_PKG_VERSION")
+    );
+    for flag in of_sidecar(sidecar) {
+        let default = if flag.default.is_empty() { "none" } else { flag.default };
+        // Writing to a string cannot fail.
+        let _ = writeln!(text, "  --{} [default: {default}]\n        {}", flag.name, flag.effect);
+    }
+    text
+}

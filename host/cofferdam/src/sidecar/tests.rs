@@ -1,0 +1,348 @@
+//! Tests of the sidecars' command lines, with those of public drivers.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    ffi::OsStr,
+    fmt::Write as _,
+};
+
+use serde::Deserialize;
+
+use super::{
+    flags::{FLAGS, FlagEffect},
+    *,
+};
+use crate::config::{Configuration, FeatureGate, LogFormat, ResolvedConfig};
+
+/// The command lines of public drivers' manifests.
+const MANIFESTS: &str = include_str!("../../tests/fixtures/sidecar-arguments.toml");
+/// Smallest number of repositories in the fixture.
+const MIN_REPOSITORIES: usize = 20;
+/// The page with the table of flags.
+const PAGE: &str = include_str!("../../../../docs/sidecar-flags.md");
+
+#[derive(Deserialize)]
+struct Manifests {
+    container: Vec<Container>,
+}
+
+#[derive(Deserialize)]
+struct Container {
+    repository: String,
+    path: String,
+    program: String,
+    #[serde(default)]
+    arguments: Vec<String>,
+    #[serde(default)]
+    command: Vec<String>,
+    #[serde(default)]
+    environment: HashMap<String, String>,
+}
+
+impl Container {
+    fn sidecar(&self) -> Sidecar {
+        Sidecar::from_program(OsStr::new(&self.program)).unwrap()
+    }
+
+    /// The arguments of the sidecar, with variables replaced as kubelet replaces them.
+    fn expanded(&self) -> Vec<OsString> {
+        let all = self.command.iter().chain(&self.arguments);
+        // The program itself is an argument of a command that wraps it.
+        let start = all.clone().position(|argument| argument.ends_with(&format!("/{}", self.program)));
+        let arguments = all.skip(start.map_or(0, |start| start + 1));
+        let expand = |argument: &String| {
+            let variables = self.environment.iter();
+            variables.fold(argument.clone(), |text, (name, value)| text.replace(&format!("$({name})"), value))
+        };
+        arguments.map(|argument| expand(argument).into()).collect()
+    }
+}
+
+#[test]
+fn secrets_of_every_namespace_are_read_unless_the_environment_lists_some() {
+    for sidecar in [Sidecar::Provisioner, Sidecar::Attacher, Sidecar::Resizer] {
+        let run = run_of(sidecar, "");
+        let secret_namespaces = |environment: &HashMap<String, String>| {
+            let resolved = ResolvedConfig::for_sidecar(&run.values, environment, run.defaults).unwrap();
+            resolved.configuration.secret_namespaces.unwrap().0.to_string()
+        };
+        let listed = [("COFFERDAM_SECRET_NAMESPACES".to_owned(), "storage,arrays".to_owned())].into();
+        assert_eq!(secret_namespaces(&no_environment()), "*", "{sidecar:?}");
+        assert_eq!(secret_namespaces(&listed), "arrays,storage", "{sidecar:?}");
+    }
+}
+
+fn manifests() -> Vec<Container> {
+    toml::from_str::<Manifests>(MANIFESTS).unwrap().container
+}
+
+fn no_environment() -> HashMap<String, String> {
+    HashMap::new()
+}
+
+fn parse_text(sidecar: Sidecar, text: &str) -> Result<SidecarCommand, SidecarError> {
+    let arguments = text.split(' ').filter(|argument| !argument.is_empty()).map(OsString::from);
+    parse(sidecar, arguments, &no_environment())
+}
+
+fn run_of(sidecar: Sidecar, text: &str) -> SidecarRun {
+    match parse_text(sidecar, text) {
+        Ok(SidecarCommand::Run(run)) => *run,
+        other => panic!("{text}: {other:?}"),
+    }
+}
+
+fn configuration(sidecar: Sidecar, text: &str) -> Configuration {
+    let run = run_of(sidecar, text);
+    ResolvedConfig::for_sidecar(&run.values, &no_environment(), run.defaults).unwrap().configuration
+}
+
+#[test]
+fn every_manifest_of_the_fixture_starts() {
+    let (mut repositories, mut failures) = (BTreeSet::new(), Vec::new());
+    let mut programs: BTreeMap<String, usize> = BTreeMap::new();
+    for container in manifests() {
+        repositories.insert(container.repository.clone());
+        *programs.entry(container.program.clone()).or_default() += 1;
+        let at = format!("{} {} {}", container.repository, container.path, container.program);
+        match parse(container.sidecar(), container.expanded(), &container.environment) {
+            Ok(SidecarCommand::Run(run)) => {
+                if let Err(error) =
+                    ResolvedConfig::for_sidecar(&run.values, &container.environment, run.defaults)
+                {
+                    failures.push(format!("{at}: {error}"));
+                }
+            }
+            Ok(other) => failures.push(format!("{at}: {other:?}")),
+            Err(error) => failures.push(format!("{at}: {error}")),
+        }
+    }
+    assert!(failures.is_empty(), "{}", failures.join("\n"));
+    assert!(repositories.len() >= MIN_REPOSITORIES, "{}", repositories.len());
+    assert_eq!(programs.len(), Sidecar::ALL.len(), "{programs:?}");
+}
+
+#[test]
+fn a_program_is_recognized_by_its_file_name() {
+    for sidecar in Sidecar::ALL {
+        let path = format!("/usr/bin/{}", sidecar.program());
+        assert_eq!(Sidecar::from_program(OsStr::new(&path)), Some(sidecar));
+        assert_eq!(Sidecar::from_program(OsStr::new(sidecar.program())), Some(sidecar));
+    }
+    for program in ["cofferdam", "/bin/csi-snapshotter", "", "/", "csi-provisioner.old"] {
+        assert_eq!(Sidecar::from_program(OsStr::new(program)), None, "{program}");
+    }
+}
+
+#[test]
+fn defaults_are_those_of_the_sidecar() {
+    for (sidecar, timeout, probe_timeout) in [
+        (Sidecar::Provisioner, "10s", "3s"),
+        (Sidecar::Attacher, "15s", "3s"),
+        (Sidecar::Resizer, "10s", "3s"),
+        (Sidecar::Registrar, "1m", "1s"),
+        (Sidecar::LivenessProbe, "1m", "3s"),
+    ] {
+        let is_registrar = sidecar == Sidecar::Registrar;
+        let arguments = if is_registrar { "--kubelet-registration-path=/p/csi.sock" } else { "" };
+        let found = configuration(sidecar, arguments);
+        assert_eq!(found.timeout.to_string(), timeout, "{sidecar:?}");
+        assert_eq!(found.probe_timeout.to_string(), probe_timeout, "{sidecar:?}");
+        assert_eq!(found.csi_address.unwrap().0.to_string(), "/run/csi/socket");
+        assert!(!found.leader_election && found.http_endpoint.is_none());
+        assert!(found.immediate_topology && found.volume_name_uuid_length.0.is_none());
+    }
+}
+
+/// The default of each flag that sets a setting is the default of this setting.
+#[test]
+fn defaults_of_flags_are_defaults_of_settings() {
+    for flag in FLAGS {
+        let FlagEffect::Sets(setting) = flag.effect else { continue };
+        for sidecar in flag.sidecars {
+            let required = match (sidecar, flag.name) {
+                (Sidecar::Registrar, "kubelet-registration-path") => continue,
+                (Sidecar::Registrar, _) => "--kubelet-registration-path=/p/csi.sock ",
+                _ => "",
+            };
+            let table = |arguments: &str| {
+                let run = run_of(*sidecar, arguments);
+                let resolved =
+                    ResolvedConfig::for_sidecar(&run.values, &no_environment(), run.defaults).unwrap();
+                format!("{:?}", resolved.configuration)
+            };
+            // Settings whose default depends on the role have no value.
+            if flag.default.is_empty() || matches!(setting, "worker-threads" | "health-port") {
+                continue;
+            }
+            let given = format!("{required}--{}={}", flag.name, flag.default);
+            assert_eq!(table(&given), table(required), "{sidecar:?} --{}", flag.name);
+        }
+    }
+}
+
+#[test]
+fn flags_set_settings() {
+    let found = configuration(
+        Sidecar::Provisioner,
+        "--volume-name-prefix=vol --volume-name-uuid-length=10 --leader-election \
+         --leader-election-namespace=storage --leader-election-labels=team:a,tier:b --timeout 5m \
+         --extra-create-metadata --immediate-topology=false --default-fstype=xfs --worker-threads=7 \
+         --feature-gates=Topology=false -v=5 --logging-format=json --controller-publish-readonly=true",
+    );
+    assert_eq!((found.volume_name_prefix.as_str(), found.volume_name_uuid_length.0), ("vol", Some(10)));
+    assert!(found.leader_election && found.extra_create_metadata && found.controller_publish_readonly);
+    assert_eq!(found.leader_election_namespace.unwrap().0, "storage");
+    let labels = [("team".to_owned(), "a".to_owned()), ("tier".to_owned(), "b".to_owned())];
+    assert_eq!(found.leader_election_labels.0, labels.into());
+    assert_eq!(found.timeout.to_string(), "5m");
+    assert!(!found.immediate_topology && !found.feature_gates.is_enabled(FeatureGate::Topology));
+    assert_eq!(found.default_fstype.as_deref(), Some("xfs"));
+    assert_eq!(found.worker_threads.map(|workers| workers.0), Some(7));
+    assert_eq!((found.log.0.as_str(), found.log_format), ("info,cofferdam=debug", LogFormat::Json));
+
+    let found = configuration(Sidecar::Registrar, "--kubelet-registration-path /p/s --health-port=9809");
+    assert_eq!(found.http_endpoint.unwrap().to_string(), ":9809");
+    let found = configuration(Sidecar::LivenessProbe, "--health-port=9810 --probe-timeout=1s");
+    assert_eq!(found.health_port, Some(9810));
+    let found = configuration(Sidecar::Resizer, "--csiTimeout=2m5s --http-endpoint=");
+    assert_eq!((found.timeout.to_string().as_str(), found.http_endpoint), ("2m5s", None));
+}
+
+#[test]
+fn verbosity_never_logs_requests() {
+    for (flag, filter) in
+        [("-v=0", "info"), ("-v 3", "info"), ("--v=4", "info,cofferdam=debug"), ("-v9", DEBUG)]
+    {
+        assert_eq!(configuration(Sidecar::Provisioner, flag).log.0, filter, "{flag}");
+    }
+}
+
+/// The filter of the highest verbosity.
+const DEBUG: &str = "info,cofferdam=debug";
+
+#[test]
+fn node_deployment_takes_the_node_from_the_environment() {
+    let arguments = || [OsString::from("--node-deployment")];
+    let environment = HashMap::from([("NODE_NAME".to_owned(), "node-1".to_owned())]);
+    let Ok(SidecarCommand::Run(run)) = parse(Sidecar::Provisioner, arguments(), &environment) else {
+        panic!("expected a role to run");
+    };
+    let found = ResolvedConfig::for_sidecar(&run.values, &environment, run.defaults).unwrap().configuration;
+    assert!(found.node_deployment);
+    assert_eq!(found.node_name.as_deref(), Some("node-1"));
+    let error = parse(Sidecar::Provisioner, arguments(), &no_environment()).unwrap_err().to_string();
+    assert_eq!(
+        error,
+        "the environment variable NODE_NAME must be set with --node-deployment: expected the name of the Node"
+    );
+}
+
+#[test]
+fn flags_without_effect_are_named_in_one_warning() {
+    let run = run_of(
+        Sidecar::Attacher,
+        "--kube-api-qps=20 --kube-api-burst=10 --max-grpc-log-length=100 --logtostderr --v=2 extra --v=3",
+    );
+    assert_eq!(
+        run.warning.unwrap(),
+        "csi-attacher: flags without effect: \
+         --max-grpc-log-length=100: requests and responses are not logged; \
+         --kube-api-qps=20: requests to the API are not rate limited; \
+         extra --v=3: the sidecar ignores these arguments, too"
+    );
+    let quiet =
+        "--kube-api-qps=5 --leader-election=false --feature-gates=MutableCSINodeAllocatableCount=true";
+    assert_eq!(run_of(Sidecar::Attacher, quiet).warning, None, "defaults are not named");
+    let gates = "--feature-gates=RecoverVolumeExpansionFailure=false,ReleaseLeaderElectionOnExit=true";
+    assert_eq!(
+        run_of(Sidecar::Resizer, gates).warning.unwrap(),
+        "csi-resizer: flags without effect: --feature-gates=RecoverVolumeExpansionFailure=false: \
+         a failed expansion can be replaced by a smaller one, and the claim's status has its size"
+    );
+}
+
+#[test]
+fn a_command_line_that_the_sidecar_rejects_is_rejected() {
+    for (sidecar, text, expected) in [
+        (Sidecar::Provisioner, "--resync=1m", "flag provided but not defined: --resync"),
+        (
+            Sidecar::Attacher,
+            "--password=hunter2",
+            "flag provided but not defined: --password: expected a flag of",
+        ),
+        (Sidecar::Attacher, "--metrics-address=:1 --http-endpoint=:2", "only one of --metrics-address and"),
+        (Sidecar::LivenessProbe, "--health-port=1 --http-endpoint=:2", "only one of --health-port and"),
+        (Sidecar::Registrar, "", "--kubelet-registration-path is a required parameter"),
+        (
+            Sidecar::Registrar,
+            "--mode=kubelet-registration-probe",
+            "--kubelet-registration-path is a required",
+        ),
+        (
+            Sidecar::Resizer,
+            "--feature-gates=Topology=true",
+            "--feature-gates: unrecognized feature gate: Topology",
+        ),
+        (Sidecar::Resizer, "--logging-format=xml", "--logging-format: unsupported log format \"xml\""),
+        (
+            Sidecar::Provisioner,
+            "--leader-election-type=endpoints",
+            "--leader-election-type: unsupported type",
+        ),
+        (Sidecar::LivenessProbe, "--version", "flag provided but not defined: --version"),
+    ] {
+        let error = parse_text(sidecar, text).unwrap_err().to_string();
+        assert!(error.starts_with(expected), "{error}");
+        assert!(!error.contains("hunter2"), "{error}");
+    }
+}
+
+#[test]
+fn other_commands_are_recognized() {
+    let is = |sidecar, text: &str, expected: fn(&SidecarCommand) -> bool| {
+        assert!(expected(&parse_text(sidecar, text).unwrap()), "{text}");
+    };
+    is(Sidecar::Attacher, "--version --http-endpoint=:1", |found| matches!(found, SidecarCommand::Version));
+    is(Sidecar::LivenessProbe, "-help", |found| matches!(found, SidecarCommand::Help));
+    let probe = "--kubelet-registration-path=/p --mode=kubelet-registration-probe";
+    is(Sidecar::Registrar, probe, |found| matches!(found, SidecarCommand::Exit));
+}
+
+#[test]
+fn automaxprocs_limits_the_threads() {
+    assert!(run_of(Sidecar::Attacher, "--automaxprocs").limits_threads);
+    assert!(!run_of(Sidecar::Attacher, "--automaxprocs=false").limits_threads);
+}
+
+/// The row of docs/sidecar-flags.md for each flag.
+fn page_rows() -> String {
+    let mut rows = String::new();
+    for flag in FLAGS {
+        let programs: Vec<_> = flag.sidecars.iter().map(|sidecar| sidecar.program()).collect();
+        let programs =
+            if programs.len() == Sidecar::ALL.len() { "all".to_owned() } else { programs.join(", ") };
+        let default = if flag.default.is_empty() { "none".to_owned() } else { format!("`{}`", flag.default) };
+        let _ = writeln!(rows, "| `{}` | {programs} | {default} | {} |", flag.name, flag.effect);
+    }
+    rows
+}
+
+#[test]
+fn the_page_of_flags_is_up_to_date() {
+    let start = "<!-- flags: generated -->\n";
+    let table = PAGE.split_once(start).and_then(|(_, rest)| rest.split_once("<!-- end -->")).unwrap().0;
+    let header = "| flag | program | default | effect |\n|---|---|---|---|\n";
+    let expected = format!("{header}{}", page_rows());
+    assert!(table == expected, "expected in docs/sidecar-flags.md:\n{start}{expected}<!-- end -->");
+}
+
+#[test]
+fn help_names_every_flag() {
+    for sidecar in Sidecar::ALL {
+        let help = help(sidecar);
+        for flag in FLAGS.iter().filter(|flag| flag.sidecars.contains(&sidecar)) {
+            assert!(help.contains(&format!("--{} ", flag.name)), "{sidecar:?}: {}", flag.name);
+        }
+    }
+}

@@ -1,0 +1,211 @@
+//! Reports intents whose requests have had no final result for a long time, and removes an intent when an
+//! operator confirms that the driver has no volume for it.
+//!
+//! The operator's confirmation is an annotation of the journal's ConfigMap, and not of the claim: tenants may
+//! write annotations of their claims, and an intent is often the only reference to a volume. The ConfigMap is
+//! not watched. It is read after a failed call of a stuck intent.
+
+use std::fmt;
+
+use cofferdam_cluster::{Intent, JournalEntry, deletion_freeze, observer::StepResult, queue::Action};
+use cofferdam_domain::{
+    VolumeHandle, names,
+    storage::{Ability, StorageError, VolumeStatus},
+};
+
+use super::{metrics::STUCK_AFTER, reconcile::Provisioner};
+use crate::{
+    drivers::ManagedDriver,
+    events::EventSpec,
+    step_recorder::StepRecorder,
+    volume_listing::{ListingError, VolumePages},
+};
+
+/// The reason why a confirmation that the driver has no volume has no effect: the message of an event.
+#[derive(Debug, thiserror::Error)]
+enum ConfirmationError {
+    #[error("it is empty; expected the reason why the driver certainly has no volume of this name")]
+    NoReason,
+    #[error("deletions are frozen since the cluster was restored from a backup")]
+    Frozen,
+    #[error("the driver answers that a volume of this name exists with other arguments")]
+    AlreadyExists,
+    #[error("the driver lists the volume {0}, which was created for this intent")]
+    Listed(VolumeHandle),
+    #[error("the driver's volumes cannot be listed: {0}")]
+    Listing(#[from] ListingError),
+}
+
+/// Returns true if a volume that the driver lists is one that the intent has requested: by its owner, or
+/// because its handle contains the name. CSI drivers report no owners, but many build handles from names.
+fn is_volume_of(intent: &Intent, status: &VolumeStatus) -> bool {
+    let name = intent.request.name.as_str();
+    let has_owner = status
+        .owner
+        .as_ref()
+        .is_some_and(|owner| owner.claim_uid == intent.claim_uid || owner.pv_name.as_str() == name);
+    has_owner || (!name.is_empty() && status.volume.handle.as_str().contains(name))
+}
+
+impl Provisioner {
+    /// Emits an event about an intent that is stuck after a failed call, on its claim or, if the claim is
+    /// deleted, on the journal's ConfigMap. Removes the intent if an operator has confirmed that the driver
+    /// has no volume for it, unless the driver says otherwise. Returns the next action if the intent was
+    /// removed.
+    pub(super) async fn report_if_stuck(
+        &self,
+        driver: &ManagedDriver,
+        intent: &Intent,
+        error: &StorageError,
+        recorder: &StepRecorder,
+    ) -> Option<Action> {
+        // 1. Check the age of the intent. An intent whose error was final is no longer in the journal.
+        let uid = &intent.claim_uid;
+        driver.journal.age(uid, (self.context.clock)()).filter(|age| *age >= STUCK_AFTER)?;
+
+        // 2. Read the ConfigMap, which may have a confirmation, and emit the event.
+        let entry = match driver.journal.read_entry(uid).await {
+            Ok(entry) => entry?,
+            Err(error) => {
+                recorder.record(StepResult::Failed, error.to_string(), None);
+                return None;
+            }
+        };
+        let event = EventSpec::warning("VolumeCreationStuck", self.stuck_text(intent, &entry, error));
+        self.emit_about_intent(driver, intent, &entry, event);
+
+        // 3. Remove the intent if an operator has confirmed that there is no volume.
+        let reason = entry.confirmation.as_deref()?;
+        let (name, annotation) = (&intent.request.name, names::confirm_no_volume(uid));
+        if let Err(error) = self.check_confirmation(driver, intent, reason).await {
+            let text = format!("the annotation {annotation} for volume {name} has no effect: {error}");
+            recorder.record(StepResult::Failed, text.clone(), None);
+            let event = EventSpec::warning("NoVolumeNotConfirmed", text);
+            self.emit_about_intent(driver, intent, &entry, event);
+            return None;
+        }
+        let text = format!(
+            "an operator confirmed that {} has no volume {name} ({reason:?}): its intent is removed although \
+             CreateVolume has no final result: {error}",
+            intent.driver
+        );
+        tracing::warn!(claim = %intent.claim, "{text}");
+        recorder.record(StepResult::Applied, "removes the intent, as an operator has confirmed", None);
+        self.emit_about_intent(driver, intent, &entry, EventSpec::warning("NoVolumeConfirmed", text));
+        driver.journal.remove_confirmed(uid);
+        if self.context.cache.claim_by_uid(uid).is_none() {
+            self.call_backoff.remove(uid);
+        }
+        // A claim that still exists gets a new intent after the back-off.
+        Some(Action::Requeue)
+    }
+
+    fn stuck_text(&self, intent: &Intent, entry: &JournalEntry, error: &StorageError) -> String {
+        let (driver, name, claim) = (&intent.driver, &intent.request.name, &intent.claim);
+        let since: &dyn fmt::Display = match &intent.recorded_at {
+            Some(recorded_at) => &recorded_at.strftime("%Y-%m-%dT%H:%M:%SZ"),
+            None => &"an earlier version",
+        };
+        let deleted = match self.context.cache.claim_by_uid(&intent.claim_uid) {
+            Some(_) => String::new(),
+            None => format!("; claim {claim} is deleted, and the volume is deleted once it is known"),
+        };
+        let config_map = &entry.config_map;
+        format!(
+            "{driver} may have created volume {name}: CreateVolume has had no final result since {since}\
+             {deleted}; its intent is the key {} of ConfigMap {}/{}: {error}",
+            intent.claim_uid, config_map.namespace, config_map.name
+        )
+    }
+
+    /// Emits an event on the intent's claim or, if the claim is deleted, on the journal's ConfigMap.
+    fn emit_about_intent(
+        &self,
+        driver: &ManagedDriver,
+        intent: &Intent,
+        entry: &JournalEntry,
+        event: EventSpec,
+    ) {
+        match self.context.cache.claim_by_uid(&intent.claim_uid) {
+            Some(claim) => self.context.events.emit(&*claim, &driver.component, event),
+            None => self.context.events.emit_on(entry.config_map.clone(), &driver.component, event),
+        }
+    }
+
+    /// Checks that nothing contradicts an operator's confirmation: the restore marker, the result of the last
+    /// calls, and the driver's listing if it has one.
+    async fn check_confirmation(
+        &self,
+        driver: &ManagedDriver,
+        intent: &Intent,
+        reason: &str,
+    ) -> Result<(), ConfirmationError> {
+        if reason.trim().is_empty() {
+            return Err(ConfirmationError::NoReason);
+        }
+        if deletion_freeze::is_frozen(&self.context.cache) {
+            return Err(ConfirmationError::Frozen);
+        }
+        if self.call_backoff.has_existing_volume(&intent.claim_uid) {
+            return Err(ConfirmationError::AlreadyExists);
+        }
+        if !driver.backend.abilities().contains(&Ability::Listing) {
+            return Ok(());
+        }
+        let mut pages = VolumePages::new(&*driver.backend, self.context.calls.timeout);
+        while let Some(page) = pages.next().await? {
+            if let Some(found) = page.into_iter().find(|status| is_volume_of(intent, status)) {
+                return Err(ConfirmationError::Listed(found.volume.handle));
+            }
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use cofferdam_domain::{
+        ReclaimPolicy, VolumeName,
+        storage::{CreatedVolume, VolumeOwner},
+    };
+
+    use super::*;
+    use crate::provisioner::mending::tests::intent;
+
+    #[test]
+    fn listed_volumes_of_an_intent_are_found_by_owner_or_handle() {
+        let intent = intent("fast");
+        let owner = |claim: &str, volume: &str| {
+            Some(VolumeOwner {
+                cluster_id: "cluster".into(),
+                claim_uid: claim.into(),
+                pv_name: VolumeName::from(volume),
+                reclaim_policy: ReclaimPolicy::Delete,
+            })
+        };
+        for (handle, owner, expected) in [
+            ("vol-1", None, false),
+            ("vol-1", owner("other", "pvc-other"), false),
+            ("vol-1", owner("1234", "renamed"), true),
+            ("vol-1", owner("other", "pvc-1234"), true),
+            ("pvc-1234", None, true),
+            ("pool/pvc-1234@node", None, true),
+            ("pvc-123", None, false),
+        ] {
+            let status = VolumeStatus {
+                volume: CreatedVolume {
+                    handle: handle.into(),
+                    capacity: None,
+                    context: Default::default(),
+                    topology: Vec::new(),
+                    connection_info: None,
+                },
+                owner: owner.clone(),
+                published_node_ids: Vec::new(),
+                condition: None,
+                changed_at_ms: None,
+            };
+            assert_eq!(is_volume_of(&intent, &status), expected, "{handle} {owner:?}");
+        }
+    }
+}

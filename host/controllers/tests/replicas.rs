@@ -1,0 +1,106 @@
+//! Two replicas of a role over one API server, without leader election.
+//!
+//! Two provisioners keep every promise of one: each claim has one volume, no volume leaks, and processes
+//! that start anew find nothing to do, also if one of the two crashes at any step. Replicas of the other
+//! roles do not notice each other. The tables list the rules that they break.
+#![allow(clippy::unwrap_used, reason = "tests fail by panicking")]
+
+use cofferdam_controllers::{Role, attach_detach, attacher, provisioner, resizer};
+use cofferdam_sim::{Scenario, Simulation, scenarios};
+
+/// Rows with faults or actions during CreateVolume, in which one of two provisioners crashes after each of
+/// its effects. A crash run of every row would take minutes.
+const CRASH_ROWS: [&str; 4] = [
+    "CreateVolume response lost",
+    "claim deleted during CreateVolume",
+    "PersistentVolume POST response lost",
+    "CreateVolume fails with",
+];
+
+fn simulation(scenario: &Scenario, roles: &[Role]) -> Simulation {
+    let faults = (scenario.create_faults.clone(), scenario.delete_faults.clone());
+    scenario.configure(Simulation::new(&Role::ALL, faults.0, faults.1)).with_replica(roles)
+}
+
+/// The scenarios of a central driver that expect a call with one of these names.
+fn rows_with_calls(names: &[&str]) -> Vec<Scenario> {
+    let has_call =
+        |row: &Scenario| row.calls.iter().any(|call| names.iter().any(|name| call.starts_with(name)));
+    scenarios().into_iter().filter(|row| row.storage_nodes.is_empty() && has_call(row)).collect()
+}
+
+/// Differences of the scenarios with a replica of the role.
+async fn differences(rows: &[Scenario], role: Role) -> Vec<String> {
+    let mut differences = Vec::new();
+    for scenario in rows {
+        let (outcome, _) = simulation(scenario, &[role]).run(&scenario.actions, None).await;
+        differences.extend(scenario.differences(&outcome, true));
+    }
+    differences
+}
+
+/// Requires that each difference contains one of `known`, and that each of `known` is in a difference.
+fn assert_known(differences: &[String], known: &[&str]) {
+    let new: Vec<_> =
+        differences.iter().filter(|found| !known.iter().any(|text| found.contains(text))).collect();
+    assert!(new.is_empty(), "{new:#?}");
+    for text in known {
+        assert!(differences.iter().any(|found| found.contains(text)), "no longer found: {text}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn two_provisioners_create_one_volume_per_claim() {
+    let rows = rows_with_calls(&["create", "delete"]);
+    assert!(rows.len() > 20, "{} rows", rows.len());
+    assert_known(&differences(&rows, provisioner::ROLE).await, &[]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn two_provisioners_leak_nothing_if_one_crashes_at_any_step() {
+    let mut crashes = 0;
+    for scenario in rows_with_calls(&["create"]) {
+        if !CRASH_ROWS.iter().any(|text| scenario.name.contains(text)) {
+            continue;
+        }
+        let run = async |crash_after| {
+            simulation(&scenario, &[provisioner::ROLE]).run(&scenario.actions, crash_after).await
+        };
+        let (_, effects) = run(None).await;
+        for crash_after in 1..=effects.len() {
+            let (outcome, _) = run(Some(crash_after)).await;
+            assert_eq!(scenario.differences(&outcome, true), [""; 0], "crash after effect {crash_after}");
+            crashes += 1;
+        }
+    }
+    assert!(crashes > 20, "only {crashes} crashes");
+}
+
+/// A write of one replica that takes effect late is unknown to the other.
+#[tokio::test(start_paused = true)]
+async fn two_attach_detach_controllers_may_attach_a_volume_twice() {
+    let known =
+        ["VolumeAttachment created after the pod moved: it is detached, then attached to the new node: \
+                  violations: expected [], found [\"multi-attach: v on node-2 and node-1\"]"];
+    assert_known(&differences(&rows_with_calls(&["publish"]), attach_detach::ROLE).await, &known);
+}
+
+/// One attacher publishes a volume while the other unpublishes it and removes the VolumeAttachment's
+/// finalizer.
+#[tokio::test(start_paused = true)]
+async fn two_attachers_may_leave_a_volume_published() {
+    let known = [
+        "is published to id without a VolumeAttachment",
+        "is published to id-1 without a VolumeAttachment",
+        "published: expected [], found [\"static-v id\"]",
+        "published: expected [], found [\"static-v id-1\"]",
+    ];
+    assert_known(&differences(&rows_with_calls(&["publish"]), attacher::ROLE).await, &known);
+}
+
+/// The final size and class are right, but the driver gets two calls for a volume at once.
+#[tokio::test(start_paused = true)]
+async fn two_resizers_may_change_a_volume_at_once() {
+    let known = ["is changed by two calls at once"];
+    assert_known(&differences(&rows_with_calls(&["expand", "modify"]), resizer::ROLE).await, &known);
+}

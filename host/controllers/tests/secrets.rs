@@ -1,0 +1,269 @@
+//! Secrets of StorageClasses: the references that a PersistentVolume gets, and a search for a value of a
+//! Secret in everything that the processes write.
+
+#![allow(clippy::unwrap_used, reason = "tests fail by panicking")]
+
+use std::{
+    fmt::{self, Write as _},
+    sync::Arc,
+};
+
+use cofferdam_controllers::Role;
+use cofferdam_domain::storage::ErrorKind;
+use cofferdam_sim::{
+    DriverFault, PublishingBehavior, ResizingBehavior, Simulation,
+    UserAction::{self, Create, Delete, Patch, Settle, Until},
+    WaitFor::{CallsCompleted, Event},
+    objects::{attributes_class, claim, class, csi_node, pod, ready_node, secret, with},
+};
+use parking_lot::Mutex;
+use serde_json::{Value, json};
+use tracing::{
+    Metadata, Subscriber,
+    field::{Field, Visit},
+    span,
+};
+
+const CLAIM: &str = "/api/v1/namespaces/default/persistentvolumeclaims/a";
+/// The planted value.
+const VALUE: &str = "planted-value-of-a-secret";
+/// The planted value in Base64, as the API returns it.
+const VALUE_BASE64: &str = "cGxhbnRlZC12YWx1ZS1vZi1hLXNlY3JldA==";
+
+/// A class whose calls all have the Secret `s`.
+fn class_with_default_secret() -> Value {
+    with(
+        class("gold"),
+        &json!({"allowVolumeExpansion": true, "parameters": {
+            "csi.storage.k8s.io/secret-name": "s",
+            "csi.storage.k8s.io/secret-namespace": "${pvc.namespace}",
+        }}),
+    )
+}
+
+/// Collects the text of every log line, of every level and target.
+#[derive(Clone, Default)]
+struct LogCollector(Arc<Mutex<String>>);
+
+struct FieldWriter<'a>(&'a mut String);
+
+impl Visit for FieldWriter<'_> {
+    fn record_debug(&mut self, field: &Field, value: &dyn fmt::Debug) {
+        let _ = write!(self.0, " {field}={value:?}");
+    }
+}
+
+impl Subscriber for LogCollector {
+    fn enabled(&self, _: &Metadata<'_>) -> bool {
+        true
+    }
+
+    fn new_span(&self, span: &span::Attributes<'_>) -> span::Id {
+        span.record(&mut FieldWriter(&mut self.0.lock()));
+        span::Id::from_u64(1)
+    }
+
+    fn record(&self, _: &span::Id, values: &span::Record<'_>) {
+        values.record(&mut FieldWriter(&mut self.0.lock()));
+    }
+
+    fn record_follows_from(&self, _: &span::Id, _: &span::Id) {}
+
+    fn event(&self, event: &tracing::Event<'_>) {
+        let mut log = self.0.lock();
+        let _ = write!(log, "\n{} {}:", event.metadata().level(), event.metadata().target());
+        event.record(&mut FieldWriter(&mut log));
+    }
+
+    fn enter(&self, _: &span::Id) {}
+
+    fn exit(&self, _: &span::Id) {}
+}
+
+/// Everything that the processes of a simulation wrote: objects except Secrets, events, log lines, metrics.
+async fn written_text(simulation: &Simulation, log: &LogCollector) -> String {
+    let mut text = simulation.metrics();
+    for path in [
+        "/api/v1/persistentvolumes",
+        "/api/v1/persistentvolumeclaims",
+        "/api/v1/namespaces/default/configmaps",
+        "/api/v1/events",
+        "/api/v1/nodes",
+        "/apis/storage.k8s.io/v1/volumeattachments",
+    ] {
+        text.push_str(&simulation.object(path).await.unwrap().to_string());
+    }
+    text.push_str(&log.0.lock());
+    text
+}
+
+/// Runs actions after the creation of the Secret, the class, a node and the claim. Returns what the processes
+/// wrote, and the calls of the driver.
+async fn run(simulation: Simulation, actions: Vec<UserAction>) -> (String, Vec<String>) {
+    let log = LogCollector::default();
+    let _guard = tracing::subscriber::set_default(log.clone());
+    let setup = [
+        Create(secret("s", VALUE)),
+        Create(class_with_default_secret()),
+        Create(attributes_class("fast", "9")),
+        Create(csi_node("node-1", "id-1")),
+        Create(ready_node("node-1")),
+        Create(claim("a", "gold")),
+    ];
+    let actions: Vec<_> = setup.into_iter().chain(actions).collect();
+    let (outcome, _) = simulation.run(&actions, None).await;
+    assert_eq!(outcome.violations, [""; 0]);
+    (written_text(&simulation, &log).await, simulation.driver().calls())
+}
+
+fn refusals(count: usize) -> Vec<DriverFault> {
+    vec![DriverFault::Refuse(ErrorKind::Internal); count]
+}
+
+/// Checks that the processes wrote no value of the Secret, although the driver quoted it in errors.
+fn assert_not_leaked((text, calls): &(String, Vec<String>)) {
+    assert!(calls.iter().all(|call| call.ends_with(&format!(" with password={VALUE}"))), "{calls:?}");
+    assert!(text.contains("with password=[secret]"), "the errors of the driver were written redacted");
+    for value in [VALUE, VALUE_BASE64] {
+        let found = text.find(value).map(|at| text[at.saturating_sub(300)..at].to_owned());
+        assert_eq!(found, None, "the text before the value of the Secret");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn no_value_of_a_secret_is_written_anywhere() {
+    // A volume that is used, with one error of each call.
+    let publishing = PublishingBehavior {
+        publish_faults: refusals(1),
+        unpublish_faults: refusals(1),
+        ..PublishingBehavior::default()
+    };
+    let resizing = ResizingBehavior {
+        expand_faults: refusals(1),
+        modify_faults: refusals(1),
+        ..ResizingBehavior::default()
+    };
+    let simulation = Simulation::new(&Role::ALL, refusals(1), refusals(2))
+        .with_publishing(publishing, false)
+        .with_resizing(resizing);
+    let pod_path = "/api/v1/namespaces/default/pods/p?gracePeriodSeconds=0";
+    let used = vec![
+        Settle,
+        Patch(CLAIM, json!({"spec": {"resources": {"requests": {"storage": "2Gi"}}}})),
+        Settle,
+        Patch(CLAIM, json!({"spec": {"volumeAttributesClassName": "fast"}})),
+        Settle,
+        Create(pod("p", "a")),
+        Settle,
+        Delete(pod_path),
+        Settle,
+        Delete(CLAIM),
+    ];
+    let written = run(simulation, used).await;
+    assert_eq!(written.1.len(), 13, "six calls and seven refusals: {:?}", written.1);
+    assert_not_leaked(&written);
+
+    // Calls that fail for ever: their errors stay in status fields.
+    let publishing = PublishingBehavior { publish_faults: refusals(1_000), ..PublishingBehavior::default() };
+    let resizing = ResizingBehavior {
+        expand_faults: refusals(1_000),
+        modify_faults: vec![DriverFault::LostResponse; 1_000],
+        ..ResizingBehavior::default()
+    };
+    let simulation = Simulation::new(&Role::ALL, Vec::new(), Vec::new())
+        .with_publishing(publishing, false)
+        .with_resizing(resizing);
+    let failing = vec![
+        Settle,
+        Create(pod("p", "a")),
+        Until(Event("p Warning FailedAttachVolume")),
+        Patch(CLAIM, json!({"spec": {"resources": {"requests": {"storage": "2Gi"}}}})),
+        Until(Event("a Warning VolumeResizeFailed")),
+    ];
+    let written = run(simulation, failing).await;
+    assert!(written.0.contains("attachError"), "the error is in the VolumeAttachment");
+    assert_not_leaked(&written);
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_intent_has_references_to_secrets_and_no_values() {
+    let lost = vec![DriverFault::LostResponse; 1_000];
+    let simulation = Simulation::new(&Role::ALL, lost, Vec::new());
+    let written = run(simulation, vec![Until(CallsCompleted(3))]).await;
+    assert_not_leaked(&written);
+    let reference = r#"\"provisioner\":{\"namespace\":\"default\",\"name\":\"s\"}"#;
+    assert!(written.0.contains(reference), "the intent is in a ConfigMap");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_persistent_volume_has_the_references_of_its_class() {
+    let purposes = [
+        "provisioner",
+        "controller-publish",
+        "node-stage",
+        "node-publish",
+        "controller-expand",
+        "node-expand",
+        "controller-modify",
+    ];
+    let pairs = purposes.into_iter().flat_map(|purpose| {
+        let key = |part: &str| format!("csi.storage.k8s.io/{purpose}-secret-{part}");
+        [(key("name"), json!(purpose)), (key("namespace"), json!("default"))]
+    });
+    let parameters: serde_json::Map<String, Value> = pairs.collect();
+    for (parameters, modify, fields) in [
+        (
+            parameters,
+            true,
+            vec!["controllerPublish", "nodeStage", "nodePublish", "controllerExpand", "nodeExpand"],
+        ),
+        (serde_json::Map::new(), false, Vec::new()),
+    ] {
+        let deletion = if modify { ["provisioner", "default"] } else { ["", ""] };
+        let simulation = Simulation::new(&Role::ALL, Vec::new(), Vec::new());
+        let actions = [
+            Create(secret("provisioner", "x")),
+            Create(with(class("gold"), &json!({"parameters": parameters}))),
+            Create(claim("a", "gold")),
+        ];
+        simulation.run(&actions, None).await;
+        let volumes = simulation.object("/api/v1/persistentvolumes").await.unwrap();
+        let volume = &volumes["items"][0];
+        let annotation =
+            |name: &str| volume["metadata"]["annotations"][format!("volume.kubernetes.io/{name}")].as_str();
+        let deletion_annotations =
+            ["provisioner-deletion-secret-name", "provisioner-deletion-secret-namespace"].map(annotation);
+        assert_eq!(deletion_annotations, deletion.map(Some));
+        let modify_annotations =
+            ["controller-modify-secret-name", "controller-modify-secret-namespace"].map(annotation);
+        assert_eq!(modify_annotations, ["controller-modify", "default"].map(|text| modify.then_some(text)));
+        let source = volume["spec"]["csi"].as_object().unwrap();
+        let references: Vec<_> = source.keys().filter(|key| key.ends_with("SecretRef")).collect();
+        assert_eq!(references.len(), fields.len(), "{source:?}");
+        for (field, name) in fields.iter().zip(&purposes[1..]) {
+            assert_eq!(
+                source[&format!("{field}SecretRef")],
+                json!({"namespace": "default", "name": name}),
+                "{field}"
+            );
+        }
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_missing_secret_is_read_again_with_backoff() {
+    let simulation = Simulation::new(&Role::ALL, Vec::new(), Vec::new());
+    // In paused time, the end of a run waits for an hour.
+    simulation.run(&[Create(class_with_default_secret()), Create(claim("a", "gold"))], None).await;
+    let metrics = simulation.metrics();
+    let is_missing = |line: &&str| {
+        line.starts_with("rest_client_requests_total{")
+            && line.contains("method=\"get\"")
+            && line.contains("code=\"404\"")
+    };
+    let count = metrics.lines().find(is_missing).and_then(|line| line.rsplit_once(' ')?.1.parse().ok());
+    // The back-off grows from one second to five minutes. The ConfigMaps of the journal are missing, too.
+    let reads: usize = count.unwrap();
+    assert!((10..40).contains(&reads), "{reads} reads of missing objects");
+    assert_eq!(simulation.driver().calls(), [""; 0]);
+}
