@@ -42,6 +42,11 @@ struct LeaseLabels {
     name: String,
 }
 
+#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
+struct RoleLabels {
+    role: &'static str,
+}
+
 /// All metrics of the crate. Clones share them.
 #[derive(Clone, Debug)]
 pub struct Metrics {
@@ -51,6 +56,7 @@ pub struct Metrics {
     events: Family<OutcomeLabels, Counter>,
     journal_commits: Counter,
     journal_lost: Family<DriverLabels, Gauge>,
+    role_stopped: Family<RoleLabels, Gauge>,
     /// 1 while volume deletion is frozen: this process detected a restore, or its cache has the restore
     /// marker.
     pub deletions_frozen: Gauge,
@@ -72,6 +78,7 @@ impl Default for Metrics {
             events: Family::default(),
             journal_commits: Counter::default(),
             journal_lost: Family::default(),
+            role_stopped: Family::default(),
             deletions_frozen: Gauge::default(),
             leader: Family::default(),
             depth: Family::default(),
@@ -109,6 +116,11 @@ impl Metrics {
             "cofferdam_journal_lost",
             "1 while another process owns the intent journal of the driver, which this process owned before",
             m.journal_lost,
+        );
+        registry.register(
+            "cofferdam_role_stopped",
+            "1 if the role has stopped because another controller does its work",
+            m.role_stopped,
         );
         registry.register(
             "cofferdam_deletions_frozen",
@@ -151,6 +163,11 @@ impl Metrics {
     pub(crate) fn set_journal_owned(&self, driver: &DriverName, is_owned: bool) {
         let labels = DriverLabels { driver_name: driver.to_string() };
         self.journal_lost.get_or_create(&labels).set((!is_owned).into());
+    }
+
+    /// Records whether a role has stopped because another controller does its work.
+    pub fn set_role_stopped(&self, role: &'static str, is_stopped: bool) {
+        self.role_stopped.get_or_create(&RoleLabels { role }).set(is_stopped.into());
     }
 
     /// Number of successful writes of a journal ConfigMap, of all journals with these metrics.

@@ -78,8 +78,25 @@ impl Writer {
         let target = describe_target(K::RESOURCE, namespace, name);
         let path = K::RESOURCE.collection_path(namespace);
         let highest_seen = K::store(&self.cache).highest_version();
-        let response = self.api.send_json(Method::POST, &path, "application/json", body, &target).await?;
-        self.cache_write_response(&response, &target, highest_seen, None)
+        self.as_own_write::<K, _>(K::key_from_parts(namespace.unwrap_or_default(), name), async {
+            let response = self.api.send_json(Method::POST, &path, "application/json", body, &target).await?;
+            self.cache_write_response(&response, &target, highest_seen, None)
+        })
+        .await
+    }
+
+    /// Runs a request that changes the object, and registers it in the cache until its result is known.
+    async fn as_own_write<K: CachedKind, R>(
+        &self,
+        key: K::Key,
+        request: impl Future<Output = Result<R, ApiError>>,
+    ) -> Result<R, ApiError> {
+        let own_write = K::store(&self.cache).begin_write(key);
+        let result = request.await;
+        if result.as_ref().err().is_none_or(|error| !error.is_result_unknown()) {
+            own_write.end();
+        }
+        result
     }
 
     /// Applies a merge patch to an object at `version` and caches the response.
@@ -130,8 +147,11 @@ impl Writer {
         }
         let path = object_path(K::RESOURCE, namespace, name, part);
         let highest_seen = K::store(&self.cache).highest_version();
-        let response = self.api.send_json(Method::PATCH, &path, content_type, &patch, &target).await?;
-        self.cache_write_response(&response, &target, highest_seen, Some(version))
+        self.as_own_write::<K, _>(key.clone(), async {
+            let response = self.api.send_json(Method::PATCH, &path, content_type, &patch, &target).await?;
+            self.cache_write_response(&response, &target, highest_seen, Some(version))
+        })
+        .await
     }
 
     /// Applies a JSON patch (RFC 6902) to an object of this uid and caches the response. `operations` include
@@ -150,9 +170,12 @@ impl Writer {
         operations.insert(0, json!({"op": "test", "path": "/metadata/uid", "value": uid}));
         let path = object_path(K::RESOURCE, namespace, name, PatchTarget::Object);
         let body = Value::Array(operations);
-        let response =
-            self.api.send_json(Method::PATCH, &path, JSON_PATCH_CONTENT_TYPE, &body, &target).await?;
-        self.cache_response(&response, &target)
+        self.as_own_write::<K, _>(key.clone(), async {
+            let response =
+                self.api.send_json(Method::PATCH, &path, JSON_PATCH_CONTENT_TYPE, &body, &target).await?;
+            self.cache_response(&response, &target)
+        })
+        .await
     }
 
     /// Removes the finalizer `name`, which is at `index`.
@@ -284,6 +307,51 @@ impl Writer {
         let Object { metadata } =
             serde_json::from_str(&response).map_err(|error| ApiError::invalid_response(&target, error))?;
         Ok(Some((metadata.uid.into(), metadata.annotations.unwrap_or_default())))
+    }
+
+    /// Reads from the API server which field managers own a field, by `metadata.managedFields`. `field` is a
+    /// path of `fieldsV1`, such as `["f:status", "f:phase"]`. Empty if none owns it or the object does not
+    /// exist. The cache is not updated.
+    ///
+    /// # Errors
+    /// [`ApiError`]
+    pub async fn read_field_managers(
+        &self,
+        resource: ApiResource,
+        namespace: Option<&str>,
+        name: &str,
+        field: &[&str],
+    ) -> Result<Vec<String>, ApiError> {
+        #[derive(Deserialize)]
+        struct Object {
+            metadata: Metadata,
+        }
+        #[derive(Deserialize)]
+        #[serde(rename_all = "camelCase")]
+        struct Metadata {
+            #[serde(default)]
+            managed_fields: Vec<ManagedFields>,
+        }
+        #[derive(Deserialize)]
+        #[serde(rename_all = "camelCase")]
+        struct ManagedFields {
+            #[serde(default)]
+            manager: String,
+            #[serde(default)]
+            fields_v1: Value,
+        }
+        let target = describe_target(resource, namespace, name);
+        let path = object_path(resource, namespace, name, PatchTarget::Object);
+        let response = match self.api.read(&path, &target).await {
+            Ok(response) => response,
+            Err(ApiError::NotFound(_)) => return Ok(Vec::new()),
+            Err(error) => return Err(error),
+        };
+        let Object { metadata } =
+            serde_json::from_str(&response).map_err(|error| ApiError::invalid_response(&target, error))?;
+        let owns = |fields: &Value| field.iter().try_fold(fields, |fields, step| fields.get(step)).is_some();
+        let entries = metadata.managed_fields.into_iter().filter(|entry| owns(&entry.fields_v1));
+        Ok(entries.map(|entry| entry.manager).collect())
     }
 
     /// Lists the objects of a namespace from the API server and caches them.

@@ -3,7 +3,7 @@
 
 use std::{sync::Arc, time::Duration};
 
-use cofferdam_controllers::ControllerManager;
+use cofferdam_controllers::{ControllerManager, StoppedRoles};
 use cofferdam_csi::server::Server;
 use prometheus_client::registry::Registry;
 use tokio::{sync::watch, task::JoinHandle};
@@ -48,6 +48,14 @@ impl Workload {
         }
     }
 
+    /// The roles that have stopped because another controller does their work.
+    fn stopped_roles(&self) -> watch::Receiver<StoppedRoles> {
+        match &self.controllers {
+            Some(controllers) => controllers.stopped_roles(),
+            None => watch::channel(StoppedRoles::new()).1,
+        }
+    }
+
     /// Runs until `stop`. If one part ends earlier, with or without an error, all others end too: a partly
     /// running process would look healthy and would not be restarted.
     async fn run(self, stop: CancellationToken) -> Result<(), CommandError> {
@@ -88,6 +96,7 @@ pub(crate) async fn start(
     let state = TelemetryState {
         registry: Arc::new(registry),
         ready: workload.readiness(),
+        stopped_roles: workload.stopped_roles(),
         health: workload.node_roles.as_ref().map(RunningNodeRoles::health),
         leader_election: workload.leader_election.as_ref().map(LeaderElection::health),
         stopping: stop_roles.clone(),

@@ -12,6 +12,7 @@ use std::{
     time::Duration,
 };
 
+use cofferdam_controllers::StoppedRoles;
 use futures::{Stream, StreamExt as _, future::BoxFuture, stream};
 use http::{HeaderValue, Method, Request, Response, StatusCode, header};
 use http_body_util::Full;
@@ -64,6 +65,8 @@ pub(crate) struct TelemetryState {
     /// Readiness: the caches are synced and the controllers run. Always true in a process without
     /// controllers.
     pub(crate) ready: watch::Receiver<bool>,
+    /// Roles that have stopped because another controller does their work; then `/readyz` returns 503.
+    pub(crate) stopped_roles: watch::Receiver<StoppedRoles>,
     /// The check of `/healthz`; without a check, `/healthz` returns 200.
     pub(crate) health: Option<HealthCheck>,
     /// The check of `/healthz/leader-election`; without leader election, that page returns 200.
@@ -231,6 +234,10 @@ fn health_response(checked: Result<(), Unhealthy>) -> Response<Full<Bytes>> {
 fn readiness_response(state: &TelemetryState) -> Response<Full<Bytes>> {
     if state.stopping.is_cancelled() {
         text_response(StatusCode::SERVICE_UNAVAILABLE, "stopping\n")
+    } else if !state.stopped_roles.borrow().is_empty() {
+        let stopped = state.stopped_roles.borrow();
+        let lines: String = stopped.iter().map(|(role, reason)| format!("{role}: {reason}\n")).collect();
+        text_response(StatusCode::SERVICE_UNAVAILABLE, &lines)
     } else if *state.ready.borrow() {
         text_response(StatusCode::OK, "ok\n")
     } else {

@@ -1,5 +1,6 @@
 use std::net::Ipv4Addr;
 
+use cofferdam_controllers::Role;
 use futures::FutureExt as _;
 use http_body_util::BodyExt as _;
 use prometheus_client::metrics::counter::Counter;
@@ -37,6 +38,7 @@ fn test_state() -> (TelemetryState, watch::Sender<bool>) {
         TelemetryState {
             registry: Arc::new(registry),
             ready,
+            stopped_roles: watch::channel(StoppedRoles::new()).1,
             health: None,
             leader_election: None,
             stopping: CancellationToken::new(),
@@ -110,6 +112,17 @@ async fn read_response(client: &mut DuplexStream) -> String {
         response.push(client.read_u8().await.unwrap());
     }
     String::from_utf8(response).unwrap()
+}
+
+#[tokio::test]
+async fn readyz_names_stopped_roles() {
+    let (state, ready) = test_state();
+    ready.send_replace(true);
+    let stopped = [(Role::new("pv-controller"), "another controller does the work".to_owned())];
+    let state = TelemetryState { stopped_roles: watch::channel(stopped.into()).1, ..state };
+    let (status, body) = get(&state, "/readyz").await;
+    assert_eq!(status, StatusCode::SERVICE_UNAVAILABLE);
+    assert_eq!(body, "pv-controller: another controller does the work\n");
 }
 
 #[tokio::test]

@@ -11,6 +11,7 @@ use cofferdam_domain::{ClusterId, DriverName};
 
 use crate::{
     channels::Channels,
+    conflicts::{ConflictDetector, RoleStops},
     drivers::{Backends, ManagedDriver},
     events::EventRecorder,
     node_local::LocalNode,
@@ -43,6 +44,8 @@ pub(crate) struct ProcessContext {
     /// Messages between the controllers of this process.
     pub(crate) channels: Arc<Channels>,
     pub(crate) restore_check: RestoreCheck,
+    /// Stops roles whose work another controller does.
+    pub(crate) role_stops: Arc<RoleStops>,
     /// The metrics that all controllers of the process share. Controllers register their work queues in them.
     pub(crate) queue_metrics: Metrics,
 }
@@ -51,6 +54,11 @@ impl ProcessContext {
     /// The backends of the drivers, for controllers that use no journal.
     pub(crate) fn backends(&self) -> Backends {
         self.drivers.iter().map(|(name, driver)| (name.clone(), Arc::clone(&driver.backend))).collect()
+    }
+
+    /// A detector of another controller that does the work of a role.
+    pub(crate) fn conflict_detector(&self, role: Role) -> ConflictDetector {
+        ConflictDetector::new(role, self.writer.clone(), self.events.clone(), Arc::clone(&self.role_stops))
     }
 
     /// Step recorders for the controller of a role: they report its steps to the observer and to the log.

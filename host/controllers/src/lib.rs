@@ -39,6 +39,7 @@ pub mod table;
 pub mod watches;
 
 mod channels;
+mod conflicts;
 mod context;
 mod controller;
 mod drivers;
@@ -54,6 +55,7 @@ mod volume_locks;
 
 pub use attach_detach::settings::AttachDetachSettings;
 pub use attacher::settings::AttacherSettings;
+pub use conflicts::StoppedRoles;
 pub use controller::Declaration;
 pub use error::ControllerManagerError;
 pub use manager::{ControllerManager, Dependencies};

@@ -21,6 +21,7 @@ use tokio::{sync::watch, time::Instant};
 use tokio_util::sync::CancellationToken;
 
 use crate::{
+    conflicts::{RoleStops, StoppedRoles},
     context::ProcessContext,
     controller::{ControllerFactory, Declaration, RunController},
     drivers::ManagedDriver,
@@ -29,6 +30,7 @@ use crate::{
     node_local::NodeDeployment,
     restore::RestoreHandler,
     restore_check::RestoreCheck,
+    role::Role,
     settings::Settings,
     table::CONTROLLERS,
     watches::{self, WatchSet},
@@ -60,6 +62,7 @@ pub struct ControllerManager {
     /// The declarations of the process's roles, with factories that hold the registered metrics.
     controllers: Vec<(Declaration, Box<dyn ControllerFactory>)>,
     ready: watch::Sender<bool>,
+    stopped_roles: watch::Sender<StoppedRoles>,
     cache: Mutex<Arc<Cache>>,
 }
 
@@ -73,16 +76,18 @@ enum LifetimeEnd {
 
 /// Controllers of one cache: created and subscribed, and started by [`SubscribedControllers::run`].
 struct SubscribedControllers {
-    controllers: Vec<Arc<dyn RunController>>,
+    controllers: Vec<(Role, Arc<dyn RunController>)>,
     /// Journals that are loaded before the work starts. Empty if no controller provisions.
     journals: Vec<Journal>,
 }
 
 impl SubscribedControllers {
-    /// Loads the journals, reports readiness, and runs the controllers until `stop_work` is cancelled.
+    /// Loads the journals, reports readiness, and runs the controllers until `stop_work` is cancelled. A
+    /// controller whose role stops earlier ends alone.
     async fn run(
         self,
         ready: &watch::Sender<bool>,
+        role_stops: &RoleStops,
         stop_work: &CancellationToken,
     ) -> Result<(), ControllerManagerError> {
         let load = futures::future::try_join_all(self.journals.iter().map(Journal::load));
@@ -92,8 +97,13 @@ impl SubscribedControllers {
             loaded = load => loaded.map_err(ControllerManagerError::Start)?,
         };
         ready.send_replace(true);
-        let runs = self.controllers.iter().map(|controller| Arc::clone(controller).run(stop_work.clone()));
+        let runs = self
+            .controllers
+            .iter()
+            .map(|(role, controller)| Arc::clone(controller).run(role_stops.token(*role)));
         futures::future::join_all(runs).await;
+        // All roles may have stopped: the process stays, so that its readiness says why.
+        stop_work.cancelled().await;
         Ok(())
     }
 }
@@ -128,6 +138,7 @@ impl ControllerManager {
             metrics,
             controllers,
             ready: watch::Sender::new(false),
+            stopped_roles: watch::Sender::default(),
             cache: Mutex::default(),
             settings,
             dependencies,
@@ -139,6 +150,11 @@ impl ControllerManager {
     /// new cache syncs after a restore.
     pub fn ready(&self) -> watch::Receiver<bool> {
         self.ready.subscribe()
+    }
+
+    /// The roles that have stopped because another controller does their work.
+    pub fn stopped_roles(&self) -> watch::Receiver<StoppedRoles> {
+        self.stopped_roles.subscribe()
     }
 
     /// The current cache. [`ControllerManager::run`] replaces it at its start and after a detected restore.
@@ -211,13 +227,19 @@ impl ControllerManager {
 
         // 2. Create and subscribe the controllers before the first object arrives: the first list enqueues
         //    it.
-        let context = self.context(cluster, &cache, &writer, &events);
+        let (stop_work, stop_journals) = (stop.child_token(), CancellationToken::new());
+        let role_stops = Arc::new(RoleStops::new(
+            self.controllers.iter().map(|(controller, _)| controller.role),
+            self.stopped_roles.clone(),
+            &stop_work,
+            self.metrics.clone(),
+        ));
+        let context = self.context(cluster, &cache, &writer, &events, &role_stops);
         let journals: Vec<Journal> = context.drivers.values().map(|driver| driver.journal.clone()).collect();
         let controllers = self.subscribed_controllers(&context, &journals);
         restore.subscribe_metric();
 
         // 3. Describe the parts of the lifetime. These futures do nothing before step 4.
-        let (stop_work, stop_journals) = (stop.child_token(), CancellationToken::new());
         let watches = self.watches();
         let run_watches = async {
             watches.run(&writer, &events, &self.metrics, &stop_work).await;
@@ -228,7 +250,7 @@ impl ControllerManager {
             let result = match watches.wait_synced(&cache, &stop_work).await {
                 true => {
                     restore.update_metric();
-                    controllers.run(&self.ready, &stop_work).await
+                    controllers.run(&self.ready, &role_stops, &stop_work).await
                 }
                 false => Ok(()),
             };
@@ -268,6 +290,7 @@ impl ControllerManager {
         cache: &Arc<Cache>,
         writer: &Writer,
         events: &EventSink,
+        role_stops: &Arc<RoleStops>,
     ) -> ProcessContext {
         let (settings, backends) = (&self.settings, &self.dependencies.backends);
         let names = settings.cluster_wide(backends).map(|backend| backend.description().name.clone());
@@ -285,6 +308,7 @@ impl ControllerManager {
             provisioned_drivers: Arc::new(names.filter(|_| self.provisions()).collect()),
             channels: Arc::default(),
             restore_check: RestoreCheck::new(writer.clone()),
+            role_stops: Arc::clone(role_stops),
             queue_metrics: self.metrics.clone(),
         }
     }
@@ -327,7 +351,11 @@ impl ControllerManager {
         journals: &[Journal],
     ) -> SubscribedControllers {
         SubscribedControllers {
-            controllers: self.controllers.iter().map(|(_, factory)| factory.create(context)).collect(),
+            controllers: self
+                .controllers
+                .iter()
+                .map(|(controller, factory)| (controller.role, factory.create(context)))
+                .collect(),
             journals: if self.provisions() { journals.to_vec() } else { Vec::new() },
         }
     }

@@ -26,6 +26,11 @@ const MAX_RESPONSE_BYTES: usize = 64 << 20;
 /// etcd limits to 1.5 MiB before JSON escapes.
 const MAX_PAGE_BYTES: usize = 16 << 20;
 
+/// The name under which kube-apiserver records this program's writes in `metadata.managedFields`: the part of
+/// the `User-Agent` before the slash.
+pub const FIELD_MANAGER: &str = "cofferdam";
+const USER_AGENT: &str = concat!("cofferdam/", env!("CARGO_PKG_VERSION"));
+
 /// `Accept` header of JSON responses.
 const ACCEPT_JSON: &str = "application/json";
 /// Media type of a JSON patch (RFC 6902).
@@ -175,7 +180,10 @@ impl ApiClient {
 
     /// Sends a GET request. Any status is a response.
     async fn send_get(&self, path: &str, target: &str) -> Result<http::Response<Body>, ApiError> {
-        let request = Request::get(path).header(header::ACCEPT, ACCEPT_JSON).body(Body::empty());
+        let request = Request::get(path)
+            .header(header::ACCEPT, ACCEPT_JSON)
+            .header(header::USER_AGENT, USER_AGENT)
+            .body(Body::empty());
         let request = request.map_err(|error| ApiError::unavailable(target, &error))?;
         self.client.send(request).await.map_err(|error| ApiError::unavailable(target, &error))
     }
@@ -212,7 +220,11 @@ impl ApiClient {
     ) -> Result<String, ApiError> {
         let verb = verb(&method);
         let unavailable = |message: String| ApiError::Unavailable { target: target.to_owned(), message };
-        let mut request = Request::builder().method(method).uri(path).header(header::ACCEPT, accept);
+        let mut request = Request::builder()
+            .method(method)
+            .uri(path)
+            .header(header::ACCEPT, accept)
+            .header(header::USER_AGENT, USER_AGENT);
         if let Some(content_type) = content_type {
             request = request.header(header::CONTENT_TYPE, content_type);
         }

@@ -108,6 +108,11 @@ impl ApiError {
         }
     }
 
+    /// Returns `true` if the request may have taken effect, or may still do so.
+    pub const fn is_result_unknown(&self) -> bool {
+        matches!(self, Self::Unavailable { .. } | Self::InvalidResponse { .. })
+    }
+
     /// Returns `true` if the requested version or page is no longer available (410 Gone).
     pub(crate) const fn is_expired(&self) -> bool {
         matches!(self, Self::Refused { code: 410, .. })

@@ -6,7 +6,7 @@ mod error;
 mod list;
 mod resource;
 
-pub use client::ApiClient;
+pub use client::{ApiClient, FIELD_MANAGER};
 pub(crate) use client::{JSON_PATCH_CONTENT_TYPE, REQUEST_TIMEOUT};
 pub use error::ApiError;
 pub(crate) use list::{ListPage, PageRequests};

@@ -26,6 +26,7 @@ use cofferdam_domain::{Uid, ids::ResourceVersion};
 use parking_lot::RwLock;
 use tokio::{sync::watch, time::Instant};
 
+use super::own_writes::{OwnWrite, OwnWrites};
 use crate::{
     index::{Index, Indexed},
     objects::{DecodeResult, Kind, UndecodableObject},
@@ -82,6 +83,9 @@ pub struct Change<K: Kind> {
     pub old: Option<Arc<K>>,
     /// The cached object after the change; `None` if it was removed.
     pub new: Option<Arc<K>>,
+    /// True if another process has certainly made the change: a watch event delivered it, and no request of
+    /// this process can have caused it ([`ObjectStore::begin_write`]).
+    pub is_foreign: bool,
 }
 
 /// A recorded deletion. `version` is that of the deletion event or of the list without the object, or else
@@ -108,6 +112,7 @@ pub struct ObjectStore<K: Indexed> {
     inner: RwLock<Inner<K>>,
     subscribers: RwLock<Vec<Subscriber<K>>>,
     synced: watch::Sender<bool>,
+    own_writes: OwnWrites<K::Key>,
 }
 
 impl<K: Indexed> fmt::Debug for ObjectStore<K> {
@@ -129,6 +134,7 @@ impl<K: Indexed> Default for ObjectStore<K> {
             }),
             subscribers: RwLock::new(Vec::new()),
             synced: watch::Sender::new(false),
+            own_writes: OwnWrites::default(),
         }
     }
 }
@@ -198,10 +204,24 @@ impl<K: Indexed> ObjectStore<K> {
         find(&inner.index, &inner.objects)
     }
 
-    /// Applies an object of a watch event, a live read or a write response. Returns `true` if subscribers
-    /// were notified: not for an outdated or known version, a deleted or an undecodable object.
+    /// Registers a request of this process that changes the object, until its result is known.
+    pub fn begin_write(&self, key: K::Key) -> OwnWrite<'_, K::Key> {
+        self.own_writes.begin(key)
+    }
+
+    /// Applies an object of a live read or a write response. Returns `true` if subscribers were notified: not
+    /// for an outdated or known version, a deleted or an undecodable object.
     pub fn apply(&self, decoded: DecodeResult<K>) -> bool {
         let change = self.inner.write().apply(decoded);
+        self.notify(change)
+    }
+
+    /// As [`ObjectStore::apply`], for an object of a watch event.
+    pub fn apply_watch_event(&self, decoded: DecodeResult<K>) -> bool {
+        let change = self.inner.write().apply(decoded);
+        // The response of a write is applied before the write ends, so its version is known by then.
+        let change = change
+            .map(|change| Change { is_foreign: !self.own_writes.may_have_changed(&change.key), ..change });
         self.notify(change)
     }
 
@@ -252,7 +272,7 @@ impl<K: Indexed> ObjectStore<K> {
             let keys: Vec<K::Key> = inner.objects.keys().chain(inner.undecodable.keys()).cloned().collect();
             for key in keys {
                 let old = inner.take(&key);
-                changes.push(Change { key, old, new: None });
+                changes.push(Change { key, old, new: None, is_foreign: false });
             }
         }
         for change in changes {
@@ -300,7 +320,7 @@ impl<K: Indexed> Inner<K> {
                 let object = Arc::new(object);
                 self.index.insert(&object);
                 self.objects.insert(key.clone(), Arc::clone(&object));
-                (!is_unchanged).then_some(Change { key, old, new: Some(object) })
+                (!is_unchanged).then_some(Change { key, old, new: Some(object), is_foreign: false })
             }
             Err(undecodable) => {
                 self.undecodable.insert(key.clone(), undecodable);
@@ -324,7 +344,7 @@ impl<K: Indexed> Inner<K> {
         let old = self.take(key);
         self.add_tombstone(key.clone(), uid.clone(), version);
         // Also for an undecodable object: its deletion can unblock a controller.
-        existed.then(|| Change { key: key.clone(), old, new: None })
+        existed.then(|| Change { key: key.clone(), old, new: None, is_foreign: false })
     }
 
     fn take(&mut self, key: &K::Key) -> Option<Arc<K>> {

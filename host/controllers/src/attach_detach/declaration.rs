@@ -66,6 +66,7 @@ impl DeclaredController for AttachDetach {
             recorders: process.recorders(ROLE),
             settings: process.settings.attach_detach,
             retry_interval_max: process.settings.calls.retry_interval_max,
+            conflicts: process.conflict_detector(ROLE),
             metrics,
             queue_metrics: process.queue_metrics.clone(),
         }

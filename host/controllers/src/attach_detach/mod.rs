@@ -7,6 +7,7 @@
 //! CSIDrivers, and the actual state from VolumeAttachments and Nodes. All other state, such as timers and
 //! requests in flight, is in memory only; see `state`.
 
+mod conflict;
 mod declaration;
 mod desired_state;
 mod input;

@@ -18,7 +18,7 @@ use serde_json::json;
 use tokio_util::sync::CancellationToken;
 
 use super::{
-    desired_state,
+    conflict, desired_state,
     input::{InputSources, ReconcileState, node_volume_entry},
     metrics::{AttachDetachMetrics, VolumeOperation},
     rules::{
@@ -30,6 +30,7 @@ use super::{
     throttle::NodeStatusThrottle,
 };
 use crate::{
+    conflicts::ConflictDetector,
     controller::Controller,
     events::{EventRecorder, EventSpec},
     live_reads::SingleFlightReads,
@@ -60,6 +61,7 @@ pub(crate) struct AttachDetachContext {
     pub(super) settings: AttachDetachSettings,
     /// Maximum delay of the back-off (`--retry-interval-max`), if it is shorter than that of [`BACKOFF`].
     pub(super) retry_interval_max: Duration,
+    pub(super) conflicts: ConflictDetector,
     pub(super) metrics: AttachDetachMetrics,
     pub(super) queue_metrics: Metrics,
 }
@@ -95,11 +97,15 @@ impl Controller for AttachDetach {
 
     fn subscribe(self: &Arc<Self>) {
         self.subscribe_to_cache();
+        let (cache, conflicts) = (&self.context.cache, &self.context.conflicts);
+        conflicts.subscribe(&cache.attachments, conflict::attachment_field);
+        conflicts.subscribe(&cache.nodes, conflict::node_field);
     }
 
     async fn run(self: Arc<Self>, stop: CancellationToken) {
         let (volumes, nodes) = (Arc::clone(&self), Arc::clone(&self));
         tokio::join!(
+            self.context.conflicts.run(stop.clone()),
             self.volumes.run(WORKERS, stop.clone(), move |key| {
                 let controller = Arc::clone(&volumes);
                 async move { controller.reconcile(&key).await }
@@ -328,7 +334,7 @@ impl AttachDetach {
                 Ok(())
             }
             Err(error) => {
-                if !is_result_unknown(&error) {
+                if !error.is_result_unknown() {
                     self.state.clear_detach_state(name);
                 }
                 tracing::debug!(?key, %error, "a detach failed");
@@ -367,7 +373,7 @@ impl AttachDetach {
             }
             Err(error) => error,
         };
-        if is_result_unknown(&error) {
+        if error.is_result_unknown() {
             self.state.set_uncertain(key, &name, node);
         } else if let ApiError::Refused { .. } = &error {
             let text = format!("AttachVolume.Attach failed for volume \"{}\" : {error}", volume.name);
@@ -461,9 +467,4 @@ impl AttachDetach {
     fn has_attachment(&self, name: &VolumeAttachmentName) -> bool {
         !self.context.cache.attachments.get(name).is_missing()
     }
-}
-
-/// Returns true if the request that failed with this error may have taken effect, or may still do so.
-const fn is_result_unknown(error: &ApiError) -> bool {
-    matches!(error, ApiError::Unavailable { .. } | ApiError::InvalidResponse { .. })
 }

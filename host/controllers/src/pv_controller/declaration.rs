@@ -64,6 +64,7 @@ impl DeclaredController for PvController {
             provisioned_drivers: Arc::clone(&process.provisioned_drivers),
             channels: Arc::clone(&process.channels),
             restore_check: process.restore_check.clone(),
+            conflicts: process.conflict_detector(ROLE),
             metrics,
         }
     }

@@ -23,6 +23,7 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use super::{
+    conflict,
     metrics::PvControllerMetrics,
     rules::{
         self, AttributesClassWrite, BindingInput, CapacityWrite, ClaimBindingVerdict, ClaimEffect,
@@ -31,6 +32,7 @@ use super::{
 };
 use crate::{
     channels::Channels,
+    conflicts::ConflictDetector,
     controller::Controller,
     events::EventRecorder,
     messages::{ClaimNeedsVolume, VolumeReleased},
@@ -62,6 +64,7 @@ pub(crate) struct PvControllerContext {
     /// Sends messages to the provisioner.
     pub(super) channels: Arc<Channels>,
     pub(super) restore_check: RestoreCheck,
+    pub(super) conflicts: ConflictDetector,
     pub(super) metrics: PvControllerMetrics,
 }
 
@@ -96,11 +99,14 @@ impl Controller for PvController {
         subscribe(self, &cache.claims, Self::claim_changed);
         subscribe(self, &cache.volumes, Self::volume_changed);
         subscribe(self, &cache.classes, Self::class_changed);
+        self.context.conflicts.subscribe(&cache.claims, conflict::claim_field);
+        self.context.conflicts.subscribe(&cache.volumes, conflict::volume_field);
     }
 
     async fn run(self: Arc<Self>, stop: CancellationToken) {
         let (claims, volumes) = (Arc::clone(&self), Arc::clone(&self));
         tokio::join!(
+            self.context.conflicts.run(stop.clone()),
             self.claims.run(WORKERS, stop.clone(), move |key| {
                 let controller = Arc::clone(&claims);
                 async move { controller.reconcile_claim(&key).await }

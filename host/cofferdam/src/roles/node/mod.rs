@@ -9,6 +9,7 @@ mod serve;
 
 use std::{sync::Arc, time::Duration};
 
+use cofferdam_controllers::StoppedRoles;
 use cofferdam_csi::server::{ServerMetrics, SocketError};
 use cofferdam_node::{DriverClient, Registrar};
 use prometheus_client::registry::Registry;
@@ -78,6 +79,7 @@ pub(crate) async fn run(configuration: &Configuration) -> Result<ProcessOutcome,
     let state = TelemetryState {
         registry: Arc::new(registry),
         ready: watch::channel(true).1,
+        stopped_roles: watch::channel(StoppedRoles::new()).1,
         health: Some(node_roles.health()),
         leader_election: None,
         stopping: node_roles.stop.clone(),

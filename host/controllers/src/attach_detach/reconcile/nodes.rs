@@ -10,7 +10,7 @@ use cofferdam_domain::{Node, NodeName, UniqueVolumeName, VolumeAttachmentName, n
 use serde_json::{Value, json};
 use tokio::time::Instant;
 
-use super::{AttachDetach, is_result_unknown, node_volume_entry, rules};
+use super::{AttachDetach, node_volume_entry, rules};
 use crate::{
     attach_detach::state::{PreparedUpdate, REQUEST_MAY_APPLY},
     reconcile::{MAX_EFFECTS, action_for_write_error},
@@ -72,14 +72,14 @@ impl AttachDetach {
                 self.enqueue_attachments(self.state.commit(name));
                 continue;
             };
-            if is_result_unknown(&error) {
+            if error.is_result_unknown() {
                 // The request may have been in flight until now.
                 self.state.mark_sent(name);
             }
             // A refused update says nothing about an earlier one. A conflict means that the Node is newer
             // than all of them.
             let refused = matches!(error, ApiError::Refused { .. });
-            if !is_result_unknown(&error) && (unanswered_for.is_none() || !refused) {
+            if !error.is_result_unknown() && (unanswered_for.is_none() || !refused) {
                 self.enqueue_attachments(self.state.abort(name));
             }
             return action_for_write_error::<Node>(&self.context.writer, name, &error).await;
