@@ -131,6 +131,11 @@ impl ManagedProcess {
         self
     }
 
+    /// The client of [`with_metrics`](Self::with_metrics).
+    pub(crate) fn metrics_client(&self) -> Result<&Client> {
+        self.metrics.as_ref().map(|metrics| &metrics.0).context("the process has no metrics")
+    }
+
     /// The file with the metrics of every run of the program at its end, beside the log.
     #[must_use]
     pub fn metrics_file(log: &Path) -> PathBuf {

@@ -41,6 +41,7 @@ pub use events::{Event, EventSink, EventType, ObjectReference};
 pub use journal::{Intent, IntentClass, IntentSecrets, Journal, JournalEntry, JournalError};
 pub use objects::{
     DecodeError, Kind, decode,
+    managed_fields::field_managers,
     orphan_report::{self, OrphanReport},
 };
 pub use secrets::{SecretError, SecretNamespaces, SecretReader};

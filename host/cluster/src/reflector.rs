@@ -311,7 +311,7 @@ impl<K: Indexed> Reflector<'_, K> {
                         .as_ref()
                         .map_or_else(|o| o.resource_version, Kind::resource_version)
                         .max(*version);
-                    self.store.apply_watch_event(decoded);
+                    self.store.apply_watch_event(decoded, event.object.get());
                 }
             }
             "DELETED" => {

@@ -78,7 +78,7 @@ impl Writer {
         let target = describe_target(K::RESOURCE, namespace, name);
         let path = K::RESOURCE.collection_path(namespace);
         let highest_seen = K::store(&self.cache).highest_version();
-        self.as_own_write::<K, _>(K::key_from_parts(namespace.unwrap_or_default(), name), async {
+        self.as_own_write::<K>(K::key_from_parts(namespace.unwrap_or_default(), name), async {
             let response = self.api.send_json(Method::POST, &path, "application/json", body, &target).await?;
             self.cache_write_response(&response, &target, highest_seen, None)
         })
@@ -86,15 +86,17 @@ impl Writer {
     }
 
     /// Runs a request that changes the object, and registers it in the cache until its result is known.
-    async fn as_own_write<K: CachedKind, R>(
+    async fn as_own_write<K: CachedKind>(
         &self,
         key: K::Key,
-        request: impl Future<Output = Result<R, ApiError>>,
-    ) -> Result<R, ApiError> {
+        request: impl Future<Output = Result<K, ApiError>>,
+    ) -> Result<K, ApiError> {
         let own_write = K::store(&self.cache).begin_write(key);
         let result = request.await;
-        if result.as_ref().err().is_none_or(|error| !error.is_result_unknown()) {
-            own_write.end();
+        match &result {
+            Ok(object) => own_write.written(object.resource_version()),
+            Err(error) if error.is_result_unknown() => drop(own_write),
+            Err(_) => own_write.rejected(),
         }
         result
     }
@@ -147,7 +149,7 @@ impl Writer {
         }
         let path = object_path(K::RESOURCE, namespace, name, part);
         let highest_seen = K::store(&self.cache).highest_version();
-        self.as_own_write::<K, _>(key.clone(), async {
+        self.as_own_write::<K>(key.clone(), async {
             let response = self.api.send_json(Method::PATCH, &path, content_type, &patch, &target).await?;
             self.cache_write_response(&response, &target, highest_seen, Some(version))
         })
@@ -170,7 +172,7 @@ impl Writer {
         operations.insert(0, json!({"op": "test", "path": "/metadata/uid", "value": uid}));
         let path = object_path(K::RESOURCE, namespace, name, PatchTarget::Object);
         let body = Value::Array(operations);
-        self.as_own_write::<K, _>(key.clone(), async {
+        self.as_own_write::<K>(key.clone(), async {
             let response =
                 self.api.send_json(Method::PATCH, &path, JSON_PATCH_CONTENT_TYPE, &body, &target).await?;
             self.cache_response(&response, &target)
@@ -307,51 +309,6 @@ impl Writer {
         let Object { metadata } =
             serde_json::from_str(&response).map_err(|error| ApiError::invalid_response(&target, error))?;
         Ok(Some((metadata.uid.into(), metadata.annotations.unwrap_or_default())))
-    }
-
-    /// Reads from the API server which field managers own a field, by `metadata.managedFields`. `field` is a
-    /// path of `fieldsV1`, such as `["f:status", "f:phase"]`. Empty if none owns it or the object does not
-    /// exist. The cache is not updated.
-    ///
-    /// # Errors
-    /// [`ApiError`]
-    pub async fn read_field_managers(
-        &self,
-        resource: ApiResource,
-        namespace: Option<&str>,
-        name: &str,
-        field: &[&str],
-    ) -> Result<Vec<String>, ApiError> {
-        #[derive(Deserialize)]
-        struct Object {
-            metadata: Metadata,
-        }
-        #[derive(Deserialize)]
-        #[serde(rename_all = "camelCase")]
-        struct Metadata {
-            #[serde(default)]
-            managed_fields: Vec<ManagedFields>,
-        }
-        #[derive(Deserialize)]
-        #[serde(rename_all = "camelCase")]
-        struct ManagedFields {
-            #[serde(default)]
-            manager: String,
-            #[serde(default)]
-            fields_v1: Value,
-        }
-        let target = describe_target(resource, namespace, name);
-        let path = object_path(resource, namespace, name, PatchTarget::Object);
-        let response = match self.api.read(&path, &target).await {
-            Ok(response) => response,
-            Err(ApiError::NotFound(_)) => return Ok(Vec::new()),
-            Err(error) => return Err(error),
-        };
-        let Object { metadata } =
-            serde_json::from_str(&response).map_err(|error| ApiError::invalid_response(&target, error))?;
-        let owns = |fields: &Value| field.iter().try_fold(fields, |fields, step| fields.get(step)).is_some();
-        let entries = metadata.managed_fields.into_iter().filter(|entry| owns(&entry.fields_v1));
-        Ok(entries.map(|entry| entry.manager).collect())
     }
 
     /// Lists the objects of a namespace from the API server and caches them.

@@ -2,7 +2,7 @@
 //! kube-controller-manager, which managed clusters cannot switch off.
 //!
 //! A role names the changes that only its own loop makes, in fields that no tenant may write. Such a change
-//! counts if another process has certainly made it while the role was active ([`Change::is_foreign`]), and if
+//! counts if another process has certainly made it while the role was active ([`ObjectStore::subscribe_foreign`]), and if
 //! the API server records no Cofferdam process as the writer of the field: a second replica does the same
 //! work and is not another controller. After [`MAX_CHANGED_OBJECTS`] objects within [`WINDOW`] the role stops
 //! for the rest of the process's life.
@@ -15,12 +15,11 @@ use std::{
 };
 
 use cofferdam_cluster::{
-    Change, ObjectReference, ObjectStore, Writer, api::FIELD_MANAGER, index::Indexed, metrics::Metrics,
+    Change, ObjectReference, ObjectStore, api::FIELD_MANAGER, field_managers, index::Indexed,
+    metrics::Metrics,
 };
-use tokio::{
-    sync::{Mutex, mpsc, watch},
-    time::Instant,
-};
+use parking_lot::Mutex;
+use tokio::{sync::watch, time::Instant};
 use tokio_util::sync::CancellationToken;
 
 use crate::{
@@ -32,8 +31,6 @@ use crate::{
 const WINDOW: Duration = Duration::from_mins(10);
 /// Number of objects whose changes stop the role. A single one could be the repair of an administrator.
 const MAX_CHANGED_OBJECTS: usize = 3;
-/// Maximum queued changes. Each needs a read of the API server; further ones are dropped.
-const QUEUE_CAPACITY: usize = 64;
 /// `source.component` of the event.
 const COMPONENT: &str = "cofferdam";
 
@@ -89,99 +86,63 @@ impl RoleStops {
     }
 }
 
-/// A change that another controller may have made.
-struct Candidate {
-    object: ObjectReference,
-    field: FieldPath,
-}
-
 /// Finds changes of another controller for one role.
 pub(crate) struct ConflictDetector {
     role: Role,
-    writer: Writer,
     events: EventRecorder,
     stops: Arc<RoleStops>,
-    candidates: mpsc::Sender<Candidate>,
-    queue: Mutex<mpsc::Receiver<Candidate>>,
+    /// `None` before the role is active and after it has stopped.
+    changed: Mutex<Option<ChangedObjects>>,
 }
 
 impl ConflictDetector {
-    pub(crate) fn new(role: Role, writer: Writer, events: EventRecorder, stops: Arc<RoleStops>) -> Self {
-        let (candidates, queue) = mpsc::channel(QUEUE_CAPACITY);
-        Self { role, writer, events, stops, candidates, queue: Mutex::new(queue) }
+    pub(crate) fn new(role: Role, events: EventRecorder, stops: Arc<RoleStops>) -> Self {
+        Self { role, events, stops, changed: Mutex::default() }
     }
 
     /// Examines the changes of a kind. `written_field` returns the field that only the role's loop writes, if
     /// the change is one of it.
     pub(crate) fn subscribe<K: Indexed>(
-        &self,
+        self: &Arc<Self>,
         store: &ObjectStore<K>,
         written_field: impl Fn(&Change<K>) -> Option<FieldPath> + Send + Sync + 'static,
     ) {
-        let candidates = self.candidates.clone();
-        store.subscribe(move |change| {
-            if change.is_foreign
-                && let (Some(new), Some(field)) = (&change.new, written_field(change))
+        let detector = Arc::downgrade(self);
+        store.subscribe_foreign(move |change, json| {
+            if let (Some(detector), Some(new), Some(field)) =
+                (detector.upgrade(), &change.new, written_field(change))
+                && !field_managers(json, field).iter().any(|manager| manager == FIELD_MANAGER)
             {
-                // A full queue has enough changes to decide on.
-                let _ =
-                    candidates.try_send(Candidate { object: ObjectReference::from_object(&**new), field });
+                detector.add(ObjectReference::from_object(&**new), field);
             }
         });
     }
 
-    /// Examines changes from now on, until `stop` or until the role stops.
-    pub(crate) async fn run(&self, stop: CancellationToken) {
-        let mut queue = self.queue.lock().await;
-        // These changes were made before the role was active.
-        while queue.try_recv().is_ok() {}
-        let mut changed = ChangedObjects::default();
-        loop {
-            let candidate = tokio::select! {
-                biased;
-                () = stop.cancelled() => return,
-                candidate = queue.recv() => candidate,
-            };
-            let Some(candidate) = candidate else { return };
-            if !self.is_by_another_controller(&candidate).await {
-                continue;
-            }
-            changed.add(&candidate, Instant::now());
-            if let Some(objects) = changed.conflict() {
-                self.stop_role(&candidate.object, &objects);
-                return;
-            }
+    /// The role is active: changes count from now on.
+    pub(crate) fn activate(&self) {
+        let is_stopped = self.stops.token(self.role).is_cancelled();
+        *self.changed.lock() = (!is_stopped).then(ChangedObjects::default);
+    }
+
+    fn add(&self, object: ObjectReference, field: FieldPath) {
+        let mut changed = self.changed.lock();
+        let Some(objects) = changed.as_mut() else { return };
+        objects.add(&object, field, Instant::now());
+        if let Some(list) = objects.conflict() {
+            *changed = None;
+            drop(changed);
+            self.stop_role(object, &list);
         }
     }
 
-    /// Returns false for a change by another Cofferdam process, and if the writer cannot be read.
-    async fn is_by_another_controller(&self, candidate: &Candidate) -> bool {
-        let Candidate { object, field } = candidate;
-        let namespace = Some(&*object.namespace).filter(|namespace| !namespace.is_empty());
-        match self.writer.read_field_managers(object.resource, namespace, &object.name, field).await {
-            Ok(managers) => {
-                tracing::debug!(role = %self.role, object = %describe(object), ?managers, "foreign change");
-                !managers.iter().any(|manager| manager == FIELD_MANAGER)
-            }
-            Err(error) => {
-                tracing::debug!(role = %self.role, %error, "cannot read the writer of a change");
-                false
-            }
-        }
-    }
-
-    fn stop_role(&self, object: &ObjectReference, objects: &str) {
+    fn stop_role(&self, object: ObjectReference, objects: &str) {
         let role = self.role;
         let reason = format!(
             "another controller does the work of the role {role}: it has changed {objects}. The role has \
              stopped in this process. Disable one of the two controllers, then restart this process"
         );
         tracing::error!(%role, "{reason}");
-        self.events.emit_on(
-            object.clone(),
-            COMPONENT,
-            EventSpec::warning("ConflictingController", reason.clone()),
-        );
+        self.events.emit_on(object, COMPONENT, EventSpec::warning("ConflictingController", reason.clone()));
         self.stops.stop(role, &reason);
     }
 }
@@ -196,9 +157,9 @@ fn describe(object: &ObjectReference) -> String {
 struct ChangedObjects(BTreeMap<String, (Instant, FieldPath)>);
 
 impl ChangedObjects {
-    fn add(&mut self, candidate: &Candidate, now: Instant) {
+    fn add(&mut self, object: &ObjectReference, field: FieldPath, now: Instant) {
         self.0.retain(|_, (at, _)| now.duration_since(*at) < WINDOW);
-        self.0.insert(describe(&candidate.object), (now, candidate.field));
+        self.0.insert(describe(object), (now, field));
     }
 
     /// The list of objects and fields, if there are enough.
@@ -230,15 +191,14 @@ mod tests {
 
     const PHASE: FieldPath = &["f:status", "f:phase"];
 
-    fn candidate<K: Kind>(namespace: &str, name: &str) -> Candidate {
-        let object = ObjectReference {
+    fn object<K: Kind>(namespace: &str, name: &str) -> ObjectReference {
+        ObjectReference {
             resource: K::RESOURCE,
             namespace: namespace.into(),
             name: name.into(),
             uid: Uid::from("u"),
             resource_version: "1".parse().unwrap(),
-        };
-        Candidate { object, field: PHASE }
+        }
     }
 
     #[test]
@@ -256,7 +216,7 @@ mod tests {
         for (name, changes, is_conflict) in cases {
             let mut changed = ChangedObjects::default();
             for (second, volume) in changes {
-                changed.add(&candidate::<Volume>("", volume), begin + Duration::from_secs(*second));
+                changed.add(&object::<Volume>("", volume), PHASE, begin + Duration::from_secs(*second));
             }
             assert_eq!(changed.conflict().is_some(), is_conflict, "{name}");
         }
@@ -266,9 +226,9 @@ mod tests {
     fn the_conflict_names_objects_and_fields() {
         let mut changed = ChangedObjects::default();
         let now = Instant::now();
-        [candidate::<Volume>("", "v"), candidate::<Volume>("", "w"), candidate::<Claim>("default", "c")]
+        [object::<Volume>("", "v"), object::<Volume>("", "w"), object::<Claim>("default", "c")]
             .iter()
-            .for_each(|candidate| changed.add(candidate, now));
+            .for_each(|object| changed.add(object, PHASE, now));
         let listed = "status.phase of PersistentVolume v, status.phase of PersistentVolume w, \
                       status.phase of PersistentVolumeClaim default/c";
         assert_eq!(changed.conflict().as_deref(), Some(listed));

@@ -57,8 +57,8 @@ impl ProcessContext {
     }
 
     /// A detector of another controller that does the work of a role.
-    pub(crate) fn conflict_detector(&self, role: Role) -> ConflictDetector {
-        ConflictDetector::new(role, self.writer.clone(), self.events.clone(), Arc::clone(&self.role_stops))
+    pub(crate) fn conflict_detector(&self, role: Role) -> Arc<ConflictDetector> {
+        Arc::new(ConflictDetector::new(role, self.events.clone(), Arc::clone(&self.role_stops)))
     }
 
     /// Step recorders for the controller of a role: they report its steps to the observer and to the log.

@@ -8,14 +8,14 @@
 use std::{collections::BTreeMap, path::PathBuf, time::Duration};
 
 use anyhow::{Context as _, Result, ensure};
-use k8s_openapi::api::core::v1::ConfigMap;
+use k8s_openapi::api::core::v1::{ConfigMap, Event};
 use kube::{Api, api::ListParams};
 
 use crate::{
     account::Account,
     claims::{Claims, ContinuousClaimLoad},
     cofferdam::{self, MemoryDriver},
-    control_plane::{ApiUser, BINDER_CONTROLLERS, ControlPlane, ControlPlaneOptions},
+    control_plane::{self, ApiUser, BINDER_CONTROLLERS, ControlPlane, ControlPlaneOptions},
     driver::CsiDriverProcess,
     implementation::Implementation,
     metric_names::{self, UpstreamProgram},
@@ -53,6 +53,7 @@ pub(super) async fn run(run: &SuiteRun) -> Result<()> {
     replace_binder_of_cofferdam(run, &mut plane).await?;
     replace_binder_of_csi_provisioner(run, &mut plane).await?;
     replace_provisioner(run, &mut plane).await?;
+    recognise_binder(run, &mut plane).await?;
     plane.stop().await?;
     let prefixes = &["process_", "pv_collector_", "rest_client_", "retroactive_", "volume_", "workqueue_"];
     metric_names::compare(run, &[UpstreamProgram { name: "kube-controller-manager", prefixes }])
@@ -228,6 +229,41 @@ async fn replace_binder_of_csi_provisioner(run: &SuiteRun, plane: &mut ControlPl
     replace_under_load(&claims, Implementation::Cofferdam, &mut binder).await?;
     csi_provisioner.stop().await?;
     binder.driver.process.stop().await
+}
+
+/// Two binders run at once, as in a cluster whose kube-controller-manager cannot be configured. Cofferdam's
+/// role recognises the other one by its writes and stops. Its provisioner continues, and every claim is bound.
+async fn recognise_binder(run: &SuiteRun, plane: &mut ControlPlane) -> Result<()> {
+    let claims = Claims::new(plane.client(), "two-binders", DRIVER).await?;
+    let account = Account::new(run, plane, &["provisioner", "pv-controller"]).await?;
+    let mut cofferdam = cofferdam::start(run, &account, &MemoryDriver::new(run, DRIVER)?).await?;
+    plane.replace_controller_manager(run, BINDER_CONTROLLERS).await?;
+    let events: Api<Event> = Api::all(plane.client().clone());
+    let conflicts = ListParams::default().fields("reason=ConflictingController");
+    let client = cofferdam.metrics_client()?.clone();
+    let mut created = 0;
+    wait::until("a stopped role", TIMEOUT, async || {
+        claims.create(created..created + CONCURRENT_REQUESTS).await?;
+        created += CONCURRENT_REQUESTS;
+        claims.wait_bound(created, TIMEOUT).await?;
+        let page = control_plane::metrics_page(&client).await?;
+        ensure!(page.contains("cofferdam_role_stopped{role=\"pv-controller\"} 1"), "the role runs");
+        Ok(())
+    })
+    .await?;
+    ensure!(
+        control_plane::probe_path(&client, "/readyz").await.is_err(),
+        "a process with a stopped role is ready"
+    );
+    wait::until("an event", TIMEOUT, async || {
+        ensure!(!events.list(&conflicts).await?.items.is_empty(), "no event ConflictingController");
+        Ok(())
+    })
+    .await?;
+    run.add_note(&format!("two binders: Cofferdam's has stopped within {created} claims"))?;
+    claims.delete(0..created).await?;
+    claims.wait_remaining(0, TIMEOUT).await?;
+    cofferdam.stop().await
 }
 
 /// The provisioner of the Go driver, beside the upstream binder.

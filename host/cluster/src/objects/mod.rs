@@ -9,6 +9,7 @@ mod error;
 mod fields;
 mod key;
 mod kind;
+pub mod managed_fields;
 mod meta;
 mod node;
 pub mod orphan_report;

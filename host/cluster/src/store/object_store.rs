@@ -76,6 +76,7 @@ impl<K> Lookup<K> {
 }
 
 /// A change of one object.
+#[derive(Clone)]
 pub struct Change<K: Kind> {
     /// The object's key.
     pub key: K::Key,
@@ -83,9 +84,6 @@ pub struct Change<K: Kind> {
     pub old: Option<Arc<K>>,
     /// The cached object after the change; `None` if it was removed.
     pub new: Option<Arc<K>>,
-    /// True if another process has certainly made the change: a watch event delivered it, and no request of
-    /// this process can have caused it ([`ObjectStore::begin_write`]).
-    pub is_foreign: bool,
 }
 
 /// A recorded deletion. `version` is that of the deletion event or of the list without the object, or else
@@ -106,13 +104,15 @@ struct Inner<K: Indexed> {
 }
 
 type Subscriber<K> = Box<dyn Fn(&Change<K>) + Send + Sync>;
+type ForeignSubscriber<K> = Box<dyn Fn(&Change<K>, &str) + Send + Sync>;
 
 /// The cached objects of one kind.
 pub struct ObjectStore<K: Indexed> {
     inner: RwLock<Inner<K>>,
     subscribers: RwLock<Vec<Subscriber<K>>>,
+    foreign_subscribers: RwLock<Vec<ForeignSubscriber<K>>>,
     synced: watch::Sender<bool>,
-    own_writes: OwnWrites<K::Key>,
+    pub(super) own_writes: OwnWrites<K>,
 }
 
 impl<K: Indexed> fmt::Debug for ObjectStore<K> {
@@ -133,6 +133,7 @@ impl<K: Indexed> Default for ObjectStore<K> {
                 highest_version: ResourceVersion::default(),
             }),
             subscribers: RwLock::new(Vec::new()),
+            foreign_subscribers: RwLock::new(Vec::new()),
             synced: watch::Sender::new(false),
             own_writes: OwnWrites::default(),
         }
@@ -145,6 +146,14 @@ impl<K: Indexed> ObjectStore<K> {
     /// that becomes undecodable cause no call; the deletion of an undecodable object does.
     pub fn subscribe(&self, subscriber: impl Fn(&Change<K>) + Send + Sync + 'static) {
         self.subscribers.write().push(Box::new(subscriber));
+    }
+
+    /// Calls `subscriber` with the object's JSON after every change that another process has certainly made: a
+    /// watch event delivered it, and no request of this process can have caused it
+    /// ([`ObjectStore::begin_write`]). It is not called for deletions, and later for a change during such a
+    /// request. The subscriber must not block.
+    pub fn subscribe_foreign(&self, subscriber: impl Fn(&Change<K>, &str) + Send + Sync + 'static) {
+        self.foreign_subscribers.write().push(Box::new(subscriber));
     }
 
     /// Looks up a key.
@@ -205,8 +214,8 @@ impl<K: Indexed> ObjectStore<K> {
     }
 
     /// Registers a request of this process that changes the object, until its result is known.
-    pub fn begin_write(&self, key: K::Key) -> OwnWrite<'_, K::Key> {
-        self.own_writes.begin(key)
+    pub fn begin_write(&self, key: K::Key) -> OwnWrite<'_, K> {
+        OwnWrite::begin(self, key)
     }
 
     /// Applies an object of a live read or a write response. Returns `true` if subscribers were notified: not
@@ -216,12 +225,14 @@ impl<K: Indexed> ObjectStore<K> {
         self.notify(change)
     }
 
-    /// As [`ObjectStore::apply`], for an object of a watch event.
-    pub fn apply_watch_event(&self, decoded: DecodeResult<K>) -> bool {
+    /// As [`ObjectStore::apply`], for an object of a watch event: `json` is its text.
+    pub fn apply_watch_event(&self, decoded: DecodeResult<K>, json: &str) -> bool {
         let change = self.inner.write().apply(decoded);
-        // The response of a write is applied before the write ends, so its version is known by then.
-        let change = change
-            .map(|change| Change { is_foreign: !self.own_writes.may_have_changed(&change.key), ..change });
+        if let Some(change) = &change
+            && self.own_writes.is_foreign(change, json)
+        {
+            self.notify_foreign(change, json);
+        }
         self.notify(change)
     }
 
@@ -272,7 +283,7 @@ impl<K: Indexed> ObjectStore<K> {
             let keys: Vec<K::Key> = inner.objects.keys().chain(inner.undecodable.keys()).cloned().collect();
             for key in keys {
                 let old = inner.take(&key);
-                changes.push(Change { key, old, new: None, is_foreign: false });
+                changes.push(Change { key, old, new: None });
             }
         }
         for change in changes {
@@ -284,6 +295,12 @@ impl<K: Indexed> ObjectStore<K> {
     /// Returns `true` if undecodable objects exist.
     pub fn has_undecodable(&self) -> bool {
         !self.inner.read().undecodable.is_empty()
+    }
+
+    pub(super) fn notify_foreign(&self, change: &Change<K>, json: &str) {
+        for subscriber in self.foreign_subscribers.read().iter() {
+            subscriber(change, json);
+        }
     }
 
     fn notify(&self, change: Option<Change<K>>) -> bool {
@@ -320,7 +337,7 @@ impl<K: Indexed> Inner<K> {
                 let object = Arc::new(object);
                 self.index.insert(&object);
                 self.objects.insert(key.clone(), Arc::clone(&object));
-                (!is_unchanged).then_some(Change { key, old, new: Some(object), is_foreign: false })
+                (!is_unchanged).then_some(Change { key, old, new: Some(object) })
             }
             Err(undecodable) => {
                 self.undecodable.insert(key.clone(), undecodable);
@@ -344,7 +361,7 @@ impl<K: Indexed> Inner<K> {
         let old = self.take(key);
         self.add_tombstone(key.clone(), uid.clone(), version);
         // Also for an undecodable object: its deletion can unblock a controller.
-        existed.then(|| Change { key: key.clone(), old, new: None, is_foreign: false })
+        existed.then(|| Change { key: key.clone(), old, new: None })
     }
 
     fn take(&mut self, key: &K::Key) -> Option<Arc<K>> {

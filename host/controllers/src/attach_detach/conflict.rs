@@ -42,7 +42,7 @@ mod tests {
         let read = |json: &Value| Arc::new(decode::object::<K>(&json.to_string()).unwrap().unwrap());
         let (old, new) = (old.map(read), new.map(read));
         let key = old.as_ref().or(new.as_ref()).unwrap().key();
-        Change { key, old, new, is_foreign: true }
+        Change { key, old, new }
     }
 
     fn attachment(name: &str) -> Value {

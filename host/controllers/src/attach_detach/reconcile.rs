@@ -61,7 +61,7 @@ pub(crate) struct AttachDetachContext {
     pub(super) settings: AttachDetachSettings,
     /// Maximum delay of the back-off (`--retry-interval-max`), if it is shorter than that of [`BACKOFF`].
     pub(super) retry_interval_max: Duration,
-    pub(super) conflicts: ConflictDetector,
+    pub(super) conflicts: Arc<ConflictDetector>,
     pub(super) metrics: AttachDetachMetrics,
     pub(super) queue_metrics: Metrics,
 }
@@ -104,8 +104,8 @@ impl Controller for AttachDetach {
 
     async fn run(self: Arc<Self>, stop: CancellationToken) {
         let (volumes, nodes) = (Arc::clone(&self), Arc::clone(&self));
+        self.context.conflicts.activate();
         tokio::join!(
-            self.context.conflicts.run(stop.clone()),
             self.volumes.run(WORKERS, stop.clone(), move |key| {
                 let controller = Arc::clone(&volumes);
                 async move { controller.reconcile(&key).await }

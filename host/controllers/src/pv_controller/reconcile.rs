@@ -64,7 +64,7 @@ pub(crate) struct PvControllerContext {
     /// Sends messages to the provisioner.
     pub(super) channels: Arc<Channels>,
     pub(super) restore_check: RestoreCheck,
-    pub(super) conflicts: ConflictDetector,
+    pub(super) conflicts: Arc<ConflictDetector>,
     pub(super) metrics: PvControllerMetrics,
 }
 
@@ -105,8 +105,8 @@ impl Controller for PvController {
 
     async fn run(self: Arc<Self>, stop: CancellationToken) {
         let (claims, volumes) = (Arc::clone(&self), Arc::clone(&self));
+        self.context.conflicts.activate();
         tokio::join!(
-            self.context.conflicts.run(stop.clone()),
             self.claims.run(WORKERS, stop.clone(), move |key| {
                 let controller = Arc::clone(&claims);
                 async move { controller.reconcile_claim(&key).await }

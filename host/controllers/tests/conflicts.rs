@@ -1,0 +1,137 @@
+//! Another controller that does the work of a role: the role stops, the other roles of the process continue.
+
+#![expect(clippy::unwrap_used, reason = "a missing object fails the test")]
+
+use std::time::Duration;
+
+use cofferdam_controllers::{Role, attach_detach, provisioner, pv_controller};
+use cofferdam_domain::names;
+use cofferdam_sim::{
+    FinalState, Simulation,
+    UserAction::{self, Create, Patch, Settle, Wait},
+    objects::{claim, class, csi_driver, csi_node, pod, ready_node, volume, volume_attachment, with},
+};
+use serde_json::json;
+
+const CONFLICT: &str = "ConflictingController";
+
+async fn run(simulation: &Simulation, actions: impl IntoIterator<Item = UserAction>) -> FinalState {
+    let actions: Vec<_> = actions.into_iter().collect();
+    let (outcome, _) = simulation.run(&actions, None).await;
+    assert_eq!(outcome.violations, [""; 0]);
+    outcome
+}
+
+fn is_stopped(simulation: &Simulation, role: Role) -> bool {
+    let metrics = simulation.metrics();
+    let value = |number| format!("cofferdam_role_stopped{{role=\"{role}\"}} {number}\n");
+    let (stopped, running) = (metrics.contains(&value(1)), metrics.contains(&value(0)));
+    assert!(stopped != running, "{metrics}");
+    stopped
+}
+
+fn has_conflict_event(outcome: &FinalState) -> bool {
+    outcome.events.iter().any(|event| event.contains(CONFLICT))
+}
+
+fn all_roles() -> Simulation {
+    Simulation::new(&Role::ALL, Vec::new(), Vec::new())
+}
+
+/// Three PersistentVolumes that are Available.
+fn three_volumes() -> [UserAction; 4] {
+    [
+        Create(volume("v1", "", "1Gi")),
+        Create(volume("v2", "", "1Gi")),
+        Create(volume("v3", "", "1Gi")),
+        Settle,
+    ]
+}
+
+fn released(path: &'static str) -> UserAction {
+    Patch(path, json!({"status": {"phase": "Released"}}))
+}
+
+const V1: &str = "/api/v1/persistentvolumes/v1/status";
+const V2: &str = "/api/v1/persistentvolumes/v2/status";
+const V3: &str = "/api/v1/persistentvolumes/v3/status";
+
+#[tokio::test(start_paused = true)]
+async fn a_foreign_pv_controller_stops_ours() {
+    let simulation = all_roles();
+    let later = [Settle, Create(class("gold")), Create(claim("a", "gold")), Settle];
+    let changes = [released(V1), released(V2), released(V3)];
+    let outcome = run(&simulation, three_volumes().into_iter().chain(changes).chain(later)).await;
+    assert!(is_stopped(&simulation, pv_controller::ROLE));
+    assert!(!is_stopped(&simulation, attach_detach::ROLE) && !is_stopped(&simulation, provisioner::ROLE));
+    assert!(has_conflict_event(&outcome), "{:?}", outcome.events);
+    // The provisioner continues. Nobody binds the claim.
+    assert_eq!(
+        (&*outcome.claims, &*outcome.array_owners),
+        (&["a Pending".to_owned()][..], &["a".to_owned()][..])
+    );
+}
+
+#[tokio::test(start_paused = true)]
+async fn repairs_by_an_administrator_stop_nothing() {
+    let minutes = |minutes| Wait(Duration::from_mins(minutes));
+    let tables: [&[UserAction]; 3] = [
+        &[released(V1), released(V2), released(V1)],
+        &[released(V1), minutes(6), released(V2), minutes(6), released(V3)],
+        &[
+            Patch("/api/v1/persistentvolumes/v1", json!({"metadata": {"annotations": {"a": "b"}}})),
+            Patch(
+                "/api/v1/persistentvolumes/v2",
+                json!({"spec": {"persistentVolumeReclaimPolicy": "Delete"}}),
+            ),
+            Patch("/api/v1/persistentvolumes/v3", json!({"metadata": {"labels": {"a": "b"}}})),
+        ],
+    ];
+    for changes in tables {
+        let simulation = all_roles();
+        let outcome =
+            run(&simulation, three_volumes().into_iter().chain(changes.iter().cloned()).chain([Settle]))
+                .await;
+        assert!(
+            !is_stopped(&simulation, pv_controller::ROLE) && !has_conflict_event(&outcome),
+            "{changes:?}"
+        );
+        // The role has corrected the phases.
+        assert_eq!(outcome.volumes, ["v1 Available", "v2 Available", "v3 Available"], "{changes:?}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_foreign_attach_detach_controller_stops_ours() {
+    let nodes = ["n1", "n2", "n3"];
+    let objects = nodes.iter().flat_map(|node| [Create(ready_node(node)), Create(csi_node(node, node))]);
+    let shared = with(volume("v", "", "1Gi"), &json!({"spec": {"accessModes": ["ReadOnlyMany"]}}));
+    let attachments = nodes.map(|node| {
+        let name =
+            names::volume_attachment_name(&"sim.cofferdam.dev".into(), &"static-v".into(), &node.into());
+        Create(volume_attachment(name.as_str(), "v", node))
+    });
+    let claim = with(claim("a", ""), &json!({"spec": {"accessModes": ["ReadOnlyMany"]}}));
+    let placed = with(pod("p", "a"), &json!({"spec": {"nodeName": "n1"}}));
+    let before = objects.chain([Create(csi_driver(true)), Create(shared), Create(claim), Settle]);
+    let simulation = all_roles();
+    let outcome = run(&simulation, before.chain(attachments).chain([Settle, Create(placed), Settle])).await;
+    assert!(is_stopped(&simulation, attach_detach::ROLE));
+    assert!(!is_stopped(&simulation, pv_controller::ROLE));
+    assert!(has_conflict_event(&outcome), "{:?}", outcome.events);
+    // Nobody detaches the volume from the nodes without a pod.
+    assert_eq!(outcome.attachments.len(), 3, "{:?}", outcome.attachments);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_second_replica_is_not_another_controller() {
+    for role in [pv_controller::ROLE, attach_detach::ROLE] {
+        let simulation = all_roles().with_replica(&[role]);
+        let claims = ["a", "b", "c", "d", "e", "f"].map(|name| Create(claim(name, "gold")));
+        let outcome =
+            run(&simulation, [Create(class("gold")), Settle].into_iter().chain(claims).chain([Settle])).await;
+        assert!(!is_stopped(&simulation, role) && !has_conflict_event(&outcome), "{:?}", outcome.events);
+        let volume = simulation.object("/api/v1/persistentvolumes").await.unwrap();
+        assert!(volume.to_string().contains("\"manager\":\"cofferdam\""));
+    }
+}
