@@ -2,10 +2,10 @@
 //! kube-controller-manager, which managed clusters cannot switch off.
 //!
 //! A role names the changes that only its own loop makes, in fields that no tenant may write. Such a change
-//! counts if another process has certainly made it while the role was active ([`ObjectStore::subscribe_foreign`]), and if
-//! the API server records no Cofferdam process as the writer of the field: a second replica does the same
-//! work and is not another controller. After [`MAX_CHANGED_OBJECTS`] objects within [`WINDOW`] the role stops
-//! for the rest of the process's life.
+//! counts if another process has certainly made it while the role was active
+//! ([`ObjectStore::subscribe_foreign`]), and if the API server records no Cofferdam process as the writer of
+//! the field: a second replica does the same work and is not another controller. After
+//! [`MAX_CHANGED_OBJECTS`] objects within [`WINDOW`] the role stops for the rest of the process's life.
 
 use std::{
     collections::{BTreeMap, HashMap},

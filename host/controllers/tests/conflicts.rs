@@ -65,7 +65,7 @@ async fn a_foreign_pv_controller_stops_ours() {
     assert!(is_stopped(&simulation, pv_controller::ROLE));
     assert!(!is_stopped(&simulation, attach_detach::ROLE) && !is_stopped(&simulation, provisioner::ROLE));
     assert!(has_conflict_event(&outcome), "{:?}", outcome.events);
-    // The provisioner continues. Nobody binds the claim.
+    // The provisioner continues. The claim is not bound.
     assert_eq!(
         (&*outcome.claims, &*outcome.array_owners),
         (&["a Pending".to_owned()][..], &["a".to_owned()][..])
@@ -119,7 +119,7 @@ async fn a_foreign_attach_detach_controller_stops_ours() {
     assert!(is_stopped(&simulation, attach_detach::ROLE));
     assert!(!is_stopped(&simulation, pv_controller::ROLE));
     assert!(has_conflict_event(&outcome), "{:?}", outcome.events);
-    // Nobody detaches the volume from the nodes without a pod.
+    // The volume is not detached from the nodes without a pod.
     assert_eq!(outcome.attachments.len(), 3, "{:?}", outcome.attachments);
 }
 

@@ -231,8 +231,9 @@ async fn replace_binder_of_csi_provisioner(run: &SuiteRun, plane: &mut ControlPl
     binder.driver.process.stop().await
 }
 
-/// Two binders run at once, as in a cluster whose kube-controller-manager cannot be configured. Cofferdam's
-/// role recognises the other one by its writes and stops. Its provisioner continues, and every claim is bound.
+/// Two binders run at once, as in a cluster whose kube-controller-manager cannot be configured. The role
+/// `pv-controller` recognises the other one by its writes and stops. Its process continues to provision, and
+/// every claim is bound.
 async fn recognise_binder(run: &SuiteRun, plane: &mut ControlPlane) -> Result<()> {
     let claims = Claims::new(plane.client(), "two-binders", DRIVER).await?;
     let account = Account::new(run, plane, &["provisioner", "pv-controller"]).await?;

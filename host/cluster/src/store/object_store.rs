@@ -148,10 +148,10 @@ impl<K: Indexed> ObjectStore<K> {
         self.subscribers.write().push(Box::new(subscriber));
     }
 
-    /// Calls `subscriber` with the object's JSON after every change that another process has certainly made: a
-    /// watch event delivered it, and no request of this process can have caused it
-    /// ([`ObjectStore::begin_write`]). It is not called for deletions, and later for a change during such a
-    /// request. The subscriber must not block.
+    /// Calls `subscriber` with the object's JSON after every change that another process has certainly made:
+    /// a watch event delivered it, and no request of this process can have caused it
+    /// ([`ObjectStore::begin_write`]). A change during such a request is delivered after the request, and a
+    /// deletion not at all. The subscriber must not block.
     pub fn subscribe_foreign(&self, subscriber: impl Fn(&Change<K>, &str) + Send + Sync + 'static) {
         self.foreign_subscribers.write().push(Box::new(subscriber));
     }

@@ -144,7 +144,8 @@ impl AttachDetach {
             }
             let is_found = self.has_attachment(&name);
             if is_found {
-                // It may already be attached: without a start, the attach would have neither event nor duration.
+                // It may already be attached. Without a start, the attach would have neither event nor
+                // duration.
                 self.state.track_attach(&name, || true);
             }
             if left.is_zero() || is_found {
