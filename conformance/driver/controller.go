@@ -20,7 +20,6 @@ type controller struct {
 
 func (c controller) ControllerGetCapabilities(context.Context, *csi.ControllerGetCapabilitiesRequest) (*csi.ControllerGetCapabilitiesResponse, error) {
 	capabilities := []csi.ControllerServiceCapability_RPC_Type{
-		csi.ControllerServiceCapability_RPC_CREATE_DELETE_VOLUME,
 		csi.ControllerServiceCapability_RPC_LIST_VOLUMES,
 		csi.ControllerServiceCapability_RPC_CREATE_DELETE_SNAPSHOT,
 		csi.ControllerServiceCapability_RPC_LIST_SNAPSHOTS,
@@ -29,6 +28,9 @@ func (c controller) ControllerGetCapabilities(context.Context, *csi.ControllerGe
 		csi.ControllerServiceCapability_RPC_GET_VOLUME,
 		csi.ControllerServiceCapability_RPC_MODIFY_VOLUME,
 		csi.ControllerServiceCapability_RPC_SINGLE_NODE_MULTI_WRITER,
+	}
+	if !c.lacksCreate {
+		capabilities = append(capabilities, csi.ControllerServiceCapability_RPC_CREATE_DELETE_VOLUME)
 	}
 	if c.attach {
 		capabilities = append(capabilities,
@@ -62,7 +64,7 @@ func (c controller) CreateVolume(_ context.Context, r *csi.CreateVolumeRequest) 
 		if !inRange(existing.Size, r.CapacityRange) || !proto.Equal(existing.content, r.VolumeContentSource) {
 			return nil, status.Errorf(codes.AlreadyExists, "volume %q exists with %d bytes: expected the requested size and content source", r.Name, existing.Size)
 		}
-		return &csi.CreateVolumeResponse{Volume: existing.message()}, nil
+		return &csi.CreateVolumeResponse{Volume: c.created(existing)}, nil
 	}
 	source, least, err := c.source(r.VolumeContentSource)
 	if err != nil {
@@ -81,7 +83,17 @@ func (c controller) CreateVolume(_ context.Context, r *csi.CreateVolumeRequest) 
 	}
 	c.volumes[created.ID] = created
 	c.volumeNames[created.Name] = created
-	return &csi.CreateVolumeResponse{Volume: created.message()}, nil
+	return &csi.CreateVolumeResponse{Volume: c.created(created)}, nil
+}
+
+// created is the volume of a response to CreateVolume.
+func (c controller) created(created *volume) *csi.Volume {
+	message := created.message()
+	if c.isTopologyUndeclared {
+		// No node has this label.
+		message.AccessibleTopology = []*csi.Topology{{Segments: map[string]string{c.name + "/rack": "r1"}}}
+	}
+	return message
 }
 
 func (c controller) source(content *csi.VolumeContentSource) (id string, least int64, err error) {

@@ -22,6 +22,7 @@ type faults struct {
 	latency  time.Duration
 	failures map[string]failure
 	calls    map[string]int
+	oddities *oddities
 }
 
 type failure struct {
@@ -59,6 +60,10 @@ func (f *faults) intercept(ctx context.Context, request any, info *grpc.UnarySer
 	if err != nil {
 		return nil, err
 	}
+	if err := f.oddities.check(ctx, method, request); err != nil {
+		log.Printf("%s: %v", method, err)
+		return nil, err
+	}
 	// Capabilities have no latency: csi-resizer requests them before each of its calls.
 	isCapabilities := strings.HasSuffix(method, "GetCapabilities")
 	if latency > 0 && !isCapabilities && strings.Contains(info.FullMethod, ".Controller/") {
@@ -92,7 +97,7 @@ func (f *faults) record(method string) (time.Duration, error) {
 	return 0, status.Errorf(next.code, "%s injected failure, %d remaining", method, next.times)
 }
 
-// adminHandler serves GET /volumes, /snapshots and /calls, and changes the faults by POST /fail and /latency.
+// adminHandler serves GET /volumes, /snapshots and /calls, and changes the faults by POST /fail, /latency and /stuck.
 func adminHandler(state *state, faults *faults) http.Handler {
 	mux := http.NewServeMux()
 	mux.HandleFunc("GET /volumes", func(w http.ResponseWriter, _ *http.Request) {
@@ -114,6 +119,10 @@ func adminHandler(state *state, faults *faults) http.Handler {
 		if err := faults.parse(r.URL.Query().Get("next")); err != nil {
 			http.Error(w, err.Error(), http.StatusBadRequest)
 		}
+	})
+	mux.HandleFunc("POST /stuck", func(_ http.ResponseWriter, r *http.Request) {
+		query := r.URL.Query()
+		faults.oddities.setStuck(query.Get("method"), query.Get("mended") == "")
 	})
 	mux.HandleFunc("POST /latency", func(w http.ResponseWriter, r *http.Request) {
 		latency, err := time.ParseDuration(r.URL.Query().Get("time"))

@@ -28,5 +28,5 @@ func (i identity) GetPluginCapabilities(context.Context, *csi.GetPluginCapabilit
 }
 
 func (i identity) Probe(context.Context, *csi.ProbeRequest) (*csi.ProbeResponse, error) {
-	return &csi.ProbeResponse{Ready: wrapperspb.Bool(true)}, nil
+	return &csi.ProbeResponse{Ready: wrapperspb.Bool(i.probe())}, nil
 }

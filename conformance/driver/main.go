@@ -16,6 +16,7 @@ import (
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
 )
 
 func main() {
@@ -27,7 +28,9 @@ func main() {
 
 func run() error {
 	var options options
-	var faults faults
+	oddities := &oddities{secretCode: codes.Unauthenticated}
+	faults := faults{oddities: oddities}
+	options.oddities = oddities
 	socket := flag.String("socket", "", "unix `socket` to serve CSI on")
 	admin := flag.String("admin", "", "unix `socket` of the HTTP admin interface: state and fault injection")
 	flag.StringVar(&options.name, "name", "peer.cofferdam.dev", "`name` of the driver")
@@ -39,6 +42,12 @@ func run() error {
 	flag.Int64Var(&options.capacity, "capacity", 0, "total `bytes` of all volumes; 0 is no limit")
 	flag.DurationVar(&faults.latency, "latency", 0, "`duration` of every controller call except ControllerGetCapabilities")
 	flag.Func("fail", "`METHOD=CODE:TIMES`: the next calls fail with this code, for example CreateVolume=UNAVAILABLE:3 (repeatable)", faults.parse)
+	flag.Func("require-secret", "`METHOD=KEY=VALUE`: calls of the method fail without this key and value in their Secret (repeatable)", oddities.requireSecret)
+	flag.Func("secret-code", "`CODE` of calls without the expected Secret: UNAUTHENTICATED, which is the default, or INVALID_ARGUMENT", oddities.parseSecretCode)
+	flag.BoolVar(&oddities.isTopologyUndeclared, "undeclared-topology", false, "return a topology for created volumes without the capability VOLUME_ACCESSIBILITY_CONSTRAINTS")
+	flag.BoolVar(&oddities.lacksCreate, "no-create", false, "lack the capability CREATE_DELETE_VOLUME")
+	flag.IntVar(&oddities.idLength, "id-length", 0, "minimum length of volume ids in `bytes`")
+	flag.IntVar(&oddities.notReady, "not-ready", 0, "`number` of Probe calls that return ready=false; until then every other call fails")
 	flag.Parse()
 	if *socket == "" || flag.NArg() != 0 {
 		return fmt.Errorf("expected --socket and no arguments")

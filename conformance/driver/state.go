@@ -5,6 +5,7 @@ import (
 	"maps"
 	"regexp"
 	"slices"
+	"strings"
 	"sync"
 	"time"
 
@@ -16,7 +17,7 @@ import (
 
 const defaultSize = 1 << 30
 
-var idPattern = regexp.MustCompile(`^[vs]-[0-9]{8}$`)
+var idPattern = regexp.MustCompile(`^[vs]-[0-9]{8}x*$`)
 
 type options struct {
 	name       string
@@ -26,6 +27,7 @@ type options struct {
 	attach     bool
 	directory  string
 	capacity   int64
+	*oddities
 }
 
 type volume struct {
@@ -79,7 +81,8 @@ func (o options) hasNode(node string) bool {
 // id returns a new id. Ids sort in order of creation, so that a listing can continue after any id.
 func (s *state) id(kind string) string {
 	s.lastID++
-	return fmt.Sprintf("%s-%08d", kind, s.lastID)
+	id := fmt.Sprintf("%s-%08d", kind, s.lastID)
+	return id + strings.Repeat("x", max(0, s.idLength-len(id)))
 }
 
 func (s *state) volume(id string) (*volume, error) {

@@ -52,6 +52,20 @@ impl Account {
         roles: &[&str],
         namespace: &str,
     ) -> Result<Self> {
+        Self::with_render_flags(run, plane, roles, namespace, &[]).await
+    }
+
+    /// As [`in_namespace`](Self::in_namespace), with more flags for `cofferdam render rbac`.
+    ///
+    /// # Errors
+    /// As [`new`](Self::new).
+    pub(crate) async fn with_render_flags(
+        run: &SuiteRun,
+        plane: &ControlPlane,
+        roles: &[&str],
+        namespace: &str,
+        flags: &[&str],
+    ) -> Result<Self> {
         let object: Namespace = serde_json::from_value(json!({ "metadata": { "name": namespace } }))?;
         match Api::all(plane.client().clone()).create(&PostParams::default(), &object).await {
             Err(kube::Error::Api(status)) if status.is_already_exists() => {}
@@ -60,6 +74,7 @@ impl Account {
         let name = roles.join("-");
         let mut render = vec!["render", "rbac", "--namespace", namespace, "--service-account", &name];
         render.extend(roles.iter().flat_map(|role| ["--role", role]));
+        render.extend(flags);
         let rules = run.directory().join(format!("{name}.yaml"));
         fs::write(&rules, process::run_to_completion(run.program(), &render).await?)?;
 

@@ -143,11 +143,25 @@ impl Claims {
     /// # Errors
     /// If the API server rejects the namespace or the StorageClass, or is unreachable.
     pub async fn new(client: &Client, name: &str, driver: &str) -> Result<Self> {
+        Self::with_parameters(client, name, driver, json!({})).await
+    }
+
+    /// As [`new`](Self::new), with parameters of the StorageClass.
+    ///
+    /// # Errors
+    /// As [`new`](Self::new).
+    pub(crate) async fn with_parameters(
+        client: &Client,
+        name: &str,
+        driver: &str,
+        parameters: Value,
+    ) -> Result<Self> {
         let namespace: Namespace = serde_json::from_value(json!({ "metadata": { "name": name } }))?;
         Api::all(client.clone()).create(&PostParams::default(), &namespace).await?;
         let class: StorageClass = serde_json::from_value(json!({
             "metadata": { "name": name },
             "provisioner": driver,
+            "parameters": parameters,
             "reclaimPolicy": "Delete",
             "volumeBindingMode": "Immediate",
             "allowVolumeExpansion": true,

@@ -133,6 +133,16 @@ impl CsiDriverProcess {
             .map(|_| ())
     }
 
+    /// Makes a method stuck: its next call has no response until the caller's deadline, and later calls fail
+    /// with `INTERNAL`. With `is_stuck` false, mends the method.
+    ///
+    /// # Errors
+    /// If the driver rejects the request.
+    pub(crate) async fn set_stuck(&self, method: &str, is_stuck: bool) -> Result<()> {
+        let mended = if is_stuck { "" } else { "&mended=true" };
+        admin_request(&self.admin_socket, "POST", &format!("/stuck?method={method}{mended}")).await.map(drop)
+    }
+
     /// Sets the latency of every controller call except ControllerGetCapabilities. Injected failures have no
     /// latency.
     ///

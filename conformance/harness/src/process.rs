@@ -153,6 +153,16 @@ impl ManagedProcess {
         Ok(())
     }
 
+    /// The page of metrics, if the process has a server of `/metrics`.
+    ///
+    /// # Errors
+    /// If it has none, or the request fails.
+    pub(crate) async fn metrics_page(&self) -> Result<String> {
+        let MetricsClient(client) =
+            self.metrics.as_ref().with_context(|| format!("{} has no metrics", self.spec.name))?;
+        control_plane::metrics_page(client).await
+    }
+
     /// The name of the process and of its log.
     #[must_use]
     pub fn name(&self) -> &str {

@@ -1,6 +1,6 @@
 //! The upstream CSI sidecars.
 
-use std::{path::Path, time::Duration};
+use std::{fs, os::unix::fs::symlink, path::Path, time::Duration};
 
 use anyhow::Result;
 use cofferdam_cluster::connect;
@@ -8,7 +8,7 @@ use http::Uri;
 use kube::{Client, Config};
 
 use crate::{
-    control_plane,
+    control_plane, namespaces,
     process::{CommandSpec, ManagedProcess},
     run::SuiteRun,
 };
@@ -27,8 +27,42 @@ pub async fn start(
     socket: &Path,
     arguments: &[&str],
 ) -> Result<ManagedProcess> {
+    start_program(run, name, &run.peers().program(name)?, kubeconfig, socket, arguments).await
+}
+
+/// Starts `cofferdam` under the name of a sidecar and with its command line, as [`start`] starts the sidecar.
+/// The log is `cofferdam-` and the name.
+///
+/// # Errors
+/// As [`start`], or if the symbolic link with the name cannot be created.
+pub(crate) async fn start_cofferdam(
+    run: &SuiteRun,
+    name: &str,
+    kubeconfig: &Path,
+    socket: &Path,
+    arguments: &[&str],
+) -> Result<ManagedProcess> {
+    let directory = run.scratch().join("sidecars");
+    fs::create_dir_all(&directory)?;
+    let link = directory.join(name);
+    if !link.exists() {
+        symlink(run.program(), &link)?;
+    }
+    start_program(run, &format!("cofferdam-{name}"), &link, kubeconfig, socket, arguments).await
+}
+
+async fn start_program(
+    run: &SuiteRun,
+    log: &str,
+    program: &Path,
+    kubeconfig: &Path,
+    socket: &Path,
+    arguments: &[&str],
+) -> Result<ManagedProcess> {
     let port = run.free_port()?;
-    let spec = CommandSpec::new(name, run.peers().program(name)?)
+    let spec = CommandSpec::new(log, program)
+        // Only Cofferdam reads it: the namespace of the intent journal.
+        .env("COFFERDAM_NAMESPACE", namespaces::COFFERDAM)
         .arg(format_args!("--kubeconfig={}", kubeconfig.display()))
         .arg(format_args!("--csi-address={}", socket.display()))
         .arg(format_args!("--http-endpoint=127.0.0.1:{port}"))

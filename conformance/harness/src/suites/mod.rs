@@ -11,6 +11,7 @@ mod faults;
 mod interop;
 mod kubectl;
 mod node;
+mod oddities;
 mod pods;
 mod provision;
 mod replacement;
@@ -165,6 +166,14 @@ pub const SUITES: &[Suite] = &[
         limit: MINUTE.saturating_mul(25),
         lane: SuiteLane::Main,
         run: |run| Box::pin(replacement::run(run)),
+    },
+    Suite {
+        name: "oddities",
+        description: "the sidecars and Cofferdam under their names give the same results for drivers with \
+             oddities",
+        limit: MINUTE.saturating_mul(15),
+        lane: SuiteLane::Main,
+        run: |run| Box::pin(oddities::run(run)),
     },
     Suite {
         name: "crashes",

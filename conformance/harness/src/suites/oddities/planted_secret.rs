@@ -1,0 +1,184 @@
+//! A search for a Secret value that is unique for the run.
+
+use std::{
+    collections::BTreeSet,
+    fs::{self, File},
+    io::{Read as _, Seek as _, SeekFrom},
+    path::{Path, PathBuf},
+};
+
+use anyhow::{Context as _, Result, ensure};
+use base64::{Engine as _, engine::general_purpose::STANDARD};
+use http::Request;
+use kube::{
+    Api, Client,
+    api::{DynamicObject, ListParams},
+    discovery::{Discovery, verbs},
+};
+
+use crate::process::ManagedProcess;
+
+/// Size of the parts of a process's memory that are searched one after the other.
+const MEMORY_PART: usize = 1 << 20;
+
+/// A value that nothing but a Secret may have. It has characters that JSON and URLs escape.
+pub(super) struct PlantedSecret {
+    value: String,
+    encodings: Vec<String>,
+}
+
+impl PlantedSecret {
+    /// A random value.
+    ///
+    /// # Errors
+    /// If the system has no random numbers.
+    pub(super) fn new() -> Result<Self> {
+        let mut random = [0; 12];
+        getrandom::fill(&mut random)?;
+        let marker: String = random.iter().map(|byte| format!("{byte:02x}")).collect();
+        // The marker alone is found in every encoding but base64.
+        let value = format!("\"{marker}\\/ä%");
+        let mut encodings = vec![marker.clone()];
+        // The base64 of a part depends on its position in the value, modulo 3, except for its first and last
+        // characters.
+        for prefix in ["", "x", "xx"] {
+            let encoded = STANDARD.encode(format!("{prefix}{marker}"));
+            encodings.extend(encoded.get(4..28).map(str::to_owned));
+        }
+        Ok(Self { value, encodings })
+    }
+
+    /// The value.
+    pub(super) fn value(&self) -> &str {
+        &self.value
+    }
+
+    fn is_in(&self, text: &[u8]) -> bool {
+        self.encodings
+            .iter()
+            .any(|encoding| text.windows(encoding.len()).any(|window| window == encoding.as_bytes()))
+    }
+
+    /// Searches the logs below `directory`, every object of the cluster, every page of metrics, and the
+    /// memory of Cofferdam's processes. Fails if the value is found outside of the Secret and of the memory.
+    /// Returns a note with the numbers.
+    ///
+    /// # Errors
+    /// If the value is found, or something cannot be read, or the search does not find it in the Secret.
+    pub(super) async fn search(
+        &self,
+        client: &Client,
+        directory: &Path,
+        processes: &[ManagedProcess],
+        namespace: &str,
+        secret: &str,
+    ) -> Result<String> {
+        self.ensure_encodings_are_found()?;
+        let mut hits = BTreeSet::new();
+        let mut logs = Vec::new();
+        list_files(directory, &mut logs)?;
+        for path in &logs {
+            if self.is_in(&fs::read(path)?) {
+                hits.insert(path.display().to_string());
+            }
+        }
+        let mut objects = 0;
+        let mut is_secret_found = false;
+        for group in Discovery::new(client.clone()).run().await?.groups() {
+            for (resource, capabilities) in group.recommended_resources() {
+                if !capabilities.supports_operation(verbs::LIST) {
+                    continue;
+                }
+                let api = Api::<DynamicObject>::all_with(client.clone(), &resource);
+                for object in api.list(&ListParams::default()).await?.items {
+                    objects += 1;
+                    if !self.is_in(&serde_json::to_vec(&object)?) {
+                        continue;
+                    }
+                    let is_secret = resource.kind == "Secret"
+                        && object.metadata.namespace.as_deref() == Some(namespace)
+                        && object.metadata.name.as_deref() == Some(secret);
+                    if is_secret {
+                        is_secret_found = true;
+                    } else {
+                        hits.insert(format!("{} {:?}", resource.kind, object.metadata.name));
+                    }
+                }
+            }
+        }
+        ensure!(is_secret_found, "the search does not find the Secret itself");
+        let page = client.request_text(Request::get("/metrics").body(Vec::new())?).await?;
+        if self.is_in(page.as_bytes()) {
+            hits.insert("metrics of kube-apiserver".to_owned());
+        }
+        let mut memory_hits = Vec::new();
+        for process in processes {
+            if self.is_in(process.metrics_page().await?.as_bytes()) {
+                hits.insert(format!("metrics of {}", process.name()));
+            }
+            let id = process.id().with_context(|| format!("{} does not run", process.name()))?;
+            if self.is_in_memory(id)? {
+                memory_hits.push(process.name().to_owned());
+            }
+        }
+        ensure!(hits.is_empty(), "the value of the Secret is in {hits:?}");
+        let in_memory = if memory_hits.is_empty() { "no process".to_owned() } else { memory_hits.join(", ") };
+        Ok(format!(
+            "the Secret's value is in 0 of {} logs, 0 of {objects} objects and 0 pages of metrics; after the \
+             calls, in the memory of {in_memory}",
+            logs.len()
+        ))
+    }
+
+    /// Proves that the search finds a planted value in each encoding.
+    fn ensure_encodings_are_found(&self) -> Result<()> {
+        let percent: String = self.value.bytes().map(percent_encoded).collect();
+        let json = serde_json::to_string(&self.value)?;
+        let mut planted = vec![self.value.clone(), percent, json];
+        planted.extend(["", "x", "xx"].map(|prefix| STANDARD.encode(format!("{prefix}{}", self.value))));
+        for text in planted {
+            ensure!(self.is_in(format!("before {text} after").as_bytes()), "a planted value is not found");
+        }
+        ensure!(!self.is_in(b"before and after"), "a value is found that is not planted");
+        Ok(())
+    }
+
+    fn is_in_memory(&self, id: u32) -> Result<bool> {
+        let maps = fs::read_to_string(format!("/proc/{id}/maps"))?;
+        let mut memory = File::open(format!("/proc/{id}/mem"))?;
+        let overlap = self.encodings.iter().map(String::len).max().unwrap_or_default();
+        for line in maps.lines().filter(|line| line.contains(" rw")) {
+            let range = line.split(' ').next().and_then(|range| range.split_once('-'));
+            let (start, end) = range.context("a mapping without a range")?;
+            let (mut at, end) = (u64::from_str_radix(start, 16)?, u64::from_str_radix(end, 16)?);
+            let mut part = vec![0; MEMORY_PART + overlap];
+            while at < end {
+                let length = usize::try_from(end - at)?.min(part.len());
+                let part = part.get_mut(..length).context("a part that is too long")?;
+                memory.seek(SeekFrom::Start(at))?;
+                // The process may have unmapped it meanwhile.
+                if memory.read_exact(part).is_ok() && self.is_in(part) {
+                    return Ok(true);
+                }
+                at += u64::try_from(MEMORY_PART)?;
+            }
+        }
+        Ok(false)
+    }
+}
+
+fn percent_encoded(byte: u8) -> String {
+    if byte.is_ascii_alphanumeric() { char::from(byte).to_string() } else { format!("%{byte:02X}") }
+}
+
+fn list_files(directory: &Path, files: &mut Vec<PathBuf>) -> Result<()> {
+    for entry in fs::read_dir(directory)? {
+        let path = entry?.path();
+        if path.is_dir() {
+            list_files(&path, files)?;
+        } else {
+            files.push(path);
+        }
+    }
+    Ok(())
+}
