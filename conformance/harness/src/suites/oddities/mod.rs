@@ -207,6 +207,14 @@ impl Case {
                 self.wait_event("ProvisioningFailed", "CreateVolume requires the secret").await?;
                 let planted = self.secret.value().to_owned();
                 self.write_secret(&planted).await?;
+                if self.row == Row::Secret("INVALID_ARGUMENT")
+                    && self.implementation == Implementation::Upstream
+                {
+                    // csi-provisioner does not call the driver for this claim again.
+                    self.claims.delete(0..1).await?;
+                    self.claims.wait_remaining(0, TIMEOUT).await?;
+                    self.claims.create(0..1).await?;
+                }
             }
             Row::StuckCreate => {
                 self.driver.set_stuck("CreateVolume", true).await?;
