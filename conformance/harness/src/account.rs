@@ -40,6 +40,19 @@ impl Account {
         Self::in_namespace(run, plane, roles, namespaces::COFFERDAM).await
     }
 
+    /// As [`new`](Self::new), with more flags of `cofferdam render rbac`.
+    ///
+    /// # Errors
+    /// As [`new`](Self::new).
+    pub(crate) async fn with_flags(
+        run: &SuiteRun,
+        plane: &ControlPlane,
+        roles: &[&str],
+        flags: &[&str],
+    ) -> Result<Self> {
+        Self::render(run, plane, roles, namespaces::COFFERDAM, flags).await
+    }
+
     /// As [`new`](Self::new), with the account in `namespace`, and the account's rights for Cofferdam's own
     /// objects, such as leases, in `namespace`, too. Processes of Cofferdam that use the account need the
     /// same namespace in their flag `--namespace`.
@@ -52,14 +65,10 @@ impl Account {
         roles: &[&str],
         namespace: &str,
     ) -> Result<Self> {
-        Self::with_render_flags(run, plane, roles, namespace, &[]).await
+        Self::render(run, plane, roles, namespace, &[]).await
     }
 
-    /// As [`in_namespace`](Self::in_namespace), with more flags for `cofferdam render rbac`.
-    ///
-    /// # Errors
-    /// As [`new`](Self::new).
-    pub(crate) async fn with_render_flags(
+    async fn render(
         run: &SuiteRun,
         plane: &ControlPlane,
         roles: &[&str],
@@ -99,14 +108,14 @@ impl Account {
 }
 
 /// kubectl, as administrator.
-struct Kubectl {
+pub(crate) struct Kubectl {
     program: PathBuf,
     kubeconfig: String,
     cache: String,
 }
 
 impl Kubectl {
-    fn new(run: &SuiteRun, plane: &ControlPlane) -> Result<Self> {
+    pub(crate) fn new(run: &SuiteRun, plane: &ControlPlane) -> Result<Self> {
         Ok(Self {
             program: run.peers().program("kubectl")?,
             kubeconfig: format!("--kubeconfig={}", plane.kubeconfig(ApiUser::Admin)?.display()),
@@ -115,7 +124,7 @@ impl Kubectl {
         })
     }
 
-    async fn run(&self, arguments: &[&str]) -> Result<String> {
+    pub(crate) async fn run(&self, arguments: &[&str]) -> Result<String> {
         let arguments = [&[self.kubeconfig.as_str(), self.cache.as_str()], arguments].concat();
         process::run_to_completion(&self.program, &arguments).await
     }

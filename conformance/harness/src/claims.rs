@@ -156,8 +156,7 @@ impl Claims {
         driver: &str,
         parameters: Value,
     ) -> Result<Self> {
-        let namespace: Namespace = serde_json::from_value(json!({ "metadata": { "name": name } }))?;
-        Api::all(client.clone()).create(&PostParams::default(), &namespace).await?;
+        let claims = Self::with_class(client, name, name).await?;
         let class: StorageClass = serde_json::from_value(json!({
             "metadata": { "name": name },
             "provisioner": driver,
@@ -167,7 +166,17 @@ impl Claims {
             "allowVolumeExpansion": true,
         }))?;
         Api::all(client.clone()).create(&PostParams::default(), &class).await?;
-        Ok(Self { client: client.clone(), namespace: name.to_owned(), class: name.to_owned() })
+        Ok(claims)
+    }
+
+    /// Creates a namespace, for claims of a StorageClass that exists or is created before the first claim.
+    ///
+    /// # Errors
+    /// If the API server rejects the namespace, or is unreachable.
+    pub(crate) async fn with_class(client: &Client, name: &str, class: &str) -> Result<Self> {
+        let namespace: Namespace = serde_json::from_value(json!({ "metadata": { "name": name } }))?;
+        Api::all(client.clone()).create(&PostParams::default(), &namespace).await?;
+        Ok(Self { client: client.clone(), namespace: name.to_owned(), class: class.to_owned() })
     }
 
     fn api(&self) -> Api<PersistentVolumeClaim> {

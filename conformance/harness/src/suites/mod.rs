@@ -17,6 +17,7 @@ mod provision;
 mod replacement;
 mod resize;
 mod scenarios;
+mod strangers;
 
 use std::time::Duration;
 
@@ -190,6 +191,14 @@ pub const SUITES: &[Suite] = &[
         limit: MINUTE.saturating_mul(25),
         lane: SuiteLane::Main,
         run: |run| Box::pin(interop::run(run)),
+    },
+    Suite {
+        name: "strangers",
+        description: "any CSI driver by path (STRANGER=description.json): Cofferdam and its Go sidecars \
+             replace each other",
+        limit: MINUTE.saturating_mul(25),
+        lane: SuiteLane::Main,
+        run: |run| Box::pin(strangers::run(run)),
     },
 ];
 

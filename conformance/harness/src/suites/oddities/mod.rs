@@ -93,7 +93,7 @@ pub(super) async fn run(run: &SuiteRun) -> Result<()> {
     let mut accounts = Vec::new();
     for (_, role) in SIDECARS {
         let flags = ["--secret-namespaces", "*"];
-        accounts.push(Account::with_render_flags(run, &plane, &[role], namespaces::COFFERDAM, &flags).await?);
+        accounts.push(Account::with_flags(run, &plane, &[role], &flags).await?);
     }
     for row in ROWS {
         for implementation in [Implementation::Upstream, Implementation::Cofferdam] {

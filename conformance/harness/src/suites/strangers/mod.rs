@@ -1,0 +1,361 @@
+//! A CSI driver that is no part of this repository, by path: claims are provisioned, attached, mounted,
+//! expanded and deleted with Cofferdam under the names of the driver's sidecars. Meanwhile each sidecar is
+//! replaced by the Go program and back. The environment variable `STRANGER` is the path of the driver's
+//! [description](description::DriverDescription); without it the Go driver of `conformance/driver` runs.
+
+mod description;
+mod slots;
+mod users;
+
+use std::{
+    env, fs,
+    net::Ipv4Addr,
+    path::{Path, PathBuf},
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context as _, Result, ensure};
+use k8s_openapi::api::{
+    core::v1::{ConfigMap, Node},
+    storage::v1::{CSINode, StorageClass},
+};
+use kube::{
+    Api, Client,
+    api::{ListParams, PostParams},
+};
+use serde_json::{Value, json};
+use tokio::net::{TcpStream, UnixStream};
+
+use crate::{
+    account::Kubectl,
+    claims::Claims,
+    control_plane::{ControlPlane, ControlPlaneOptions},
+    implementation::Implementation,
+    namespaces,
+    node::KubeletNode,
+    process::{self, CommandSpec, ManagedProcess},
+    run::SuiteRun,
+    wait::until,
+};
+use description::{CommandDescription, DriverDescription, NodeService, SimulatedNode, Variables, substitute};
+use slots::SidecarSlots;
+use users::{TIMEOUT, Users, VolumeUse};
+
+/// The description if the environment names none.
+const GO_DRIVER: &str = "../strangers/go-driver.json";
+const NODE: &str = "node-1";
+const NAMESPACE: &str = "strangers";
+/// Number of claims.
+const CLAIMS: usize = 24;
+/// Number of used volumes at the first replacement, and between two of them.
+const CLAIMS_PER_SWAP: usize = 2;
+const READY_TIMEOUT: Duration = Duration::from_secs(120);
+const CONTROLLERS: &str = "persistentvolume-binder-controller,persistentvolume-protection-controller,\
+                           persistentvolumeclaim-protection-controller,namespace-controller";
+/// Controllers that pods on a kubelet need, too.
+const POD_CONTROLLERS: &str = "node-lifecycle-controller,persistentvolume-attach-detach-controller";
+
+pub(super) async fn run(run: &SuiteRun) -> Result<()> {
+    let path = env::var_os("STRANGER")
+        .map_or_else(|| Path::new(env!("CARGO_MANIFEST_DIR")).join(GO_DRIVER), PathBuf::from);
+    let description = DriverDescription::read(&path)?;
+    let has_node = description.node.is_some();
+    let controllers =
+        if has_node { format!("{CONTROLLERS},{POD_CONTROLLERS}") } else { CONTROLLERS.to_owned() };
+    let options = ControlPlaneOptions {
+        controllers: Some(controllers),
+        has_scheduler: has_node,
+        ..ControlPlaneOptions::default()
+    };
+    let plane = ControlPlane::start(run, options).await?;
+    let node = if has_node { Some(KubeletNode::start(run, &plane, NODE).await?) } else { None };
+    let kubectl = Kubectl::new(run, &plane)?;
+    for manifest in &description.manifests {
+        kubectl.run(&["apply", "--filename", &manifest.display().to_string()]).await?;
+    }
+    let mut driver = RunningDriver::start(run, &description, node.as_ref()).await?;
+    if let Some(simulated) = &description.simulated_node {
+        create_node(plane.client(), &description.driver, simulated).await?;
+    }
+    if has_node {
+        wait_registered(plane.client(), &description.driver).await?;
+    }
+    let slots = SidecarSlots::start(run, &plane, &description, &driver.socket).await?;
+    if let Some(arguments) = description.sidecars.get("livenessprobe") {
+        driver.processes.push(slots::start_liveness(run, arguments, &driver.socket).await?);
+    }
+    run_users(run, &plane, &description, &driver, slots).await?;
+    if let Some(node) = &node {
+        node.wait_idle(run, TIMEOUT).await?;
+    }
+    // The services last: the driver uses them.
+    while let Some(mut process) = driver.processes.pop() {
+        process.stop().await?;
+    }
+    if let Some(node) = node {
+        node.stop().await?;
+    }
+    plane.stop().await
+}
+
+/// Runs the users while each sidecar is replaced by the Go program and back, and checks that nothing is left.
+async fn run_users(
+    run: &SuiteRun,
+    plane: &ControlPlane,
+    description: &DriverDescription,
+    driver: &RunningDriver,
+    mut slots: SidecarSlots<'_>,
+) -> Result<()> {
+    let client = plane.client();
+    let class: StorageClass = Api::all(client.clone()).get(&description.class).await?;
+    let volume_use = VolumeUse {
+        is_mounted: description.node.is_some(),
+        is_attached: description.sidecars.contains_key(slots::ATTACHER.name),
+        is_expanded: description.sidecars.contains_key(slots::RESIZER.name)
+            && class.allow_volume_expansion == Some(true),
+        is_delayed: class.volume_binding_mode.as_deref() == Some("WaitForFirstConsumer"),
+    };
+    let claims = Claims::with_class(client, NAMESPACE, &description.class).await?;
+    let users = Users::new(client, NAMESPACE, NODE, &description.driver, claims, volume_use);
+    let started = Instant::now();
+    tokio::try_join!(users.run_all(CLAIMS), swap_sidecars(run, &users, &mut slots, driver, volume_use))?;
+    run.add_note(&format!(
+        "{}: {CLAIMS} claims, {volume_use:?}: {:.0} s",
+        description.driver,
+        started.elapsed().as_secs_f64()
+    ))?;
+    until("nothing is left", TIMEOUT, async || {
+        users.claims.wait_remaining(0, TIMEOUT).await?;
+        let attachments = users.attachments().list(&ListParams::default()).await?.items.len();
+        let pods = users.pods().list(&ListParams::default()).await?.items.len();
+        let intents = count_intents(client).await?;
+        ensure!(
+            attachments == 0 && pods == 0 && intents == 0,
+            "{attachments} VolumeAttachments, {pods} pods, {intents} intents"
+        );
+        if let Some(volumes) = driver.list_volumes(run).await? {
+            ensure!(volumes.is_empty(), "the driver has {volumes:?}");
+        }
+        Ok(())
+    })
+    .await?;
+    let tested: Vec<_> = slots.slots().into_iter().filter(|slot| is_used(*slot, volume_use)).collect();
+    slots.stop().await?;
+    for slot in tested.into_iter().filter(|slot| driver.has_capability(slot.capability)) {
+        for implementation in [Implementation::Cofferdam, Implementation::Upstream] {
+            for method in slot.methods {
+                let calls = call_count(run, slot.name, implementation, method)?;
+                run.add_note(&format!("calls of {}: {method} {calls}", implementation.as_str()))?;
+                ensure!(calls > 0, "no successful call of {method} by {}", implementation.as_str());
+            }
+        }
+    }
+    Ok(())
+}
+
+fn is_used(slot: slots::Slot, volume_use: VolumeUse) -> bool {
+    slot != slots::RESIZER || volume_use.is_expanded
+}
+
+/// Replaces each sidecar that has work by the Go program, and later back. Each replacement has pending work.
+async fn swap_sidecars(
+    run: &SuiteRun,
+    users: &Users,
+    slots: &mut SidecarSlots<'_>,
+    driver: &RunningDriver,
+    volume_use: VolumeUse,
+) -> Result<()> {
+    users.wait_finished(CLAIMS_PER_SWAP).await?;
+    // Shows that an empty list at the end means something.
+    until("the driver lists a volume", TIMEOUT, async || {
+        let volumes = driver.list_volumes(run).await?;
+        ensure!(volumes.is_none_or(|volumes| !volumes.is_empty()), "it lists none");
+        Ok(())
+    })
+    .await?;
+    let mut swaps = 0;
+    for next in [Implementation::Upstream, Implementation::Cofferdam] {
+        for slot in slots.slots().into_iter().filter(|slot| is_used(*slot, volume_use)) {
+            swaps += 1;
+            users.wait_finished(CLAIMS_PER_SWAP * swaps).await?;
+            slots.end_current(slot, next.other()).await?;
+            users.wait_pending(slot).await?;
+            slots.replace(slot, next).await?;
+        }
+    }
+    Ok(())
+}
+
+/// The programs of a driver.
+struct RunningDriver {
+    /// In the order of their start.
+    processes: Vec<ManagedProcess>,
+    /// Socket of the controller service.
+    socket: PathBuf,
+    /// Capabilities of the controller service.
+    capabilities: Vec<String>,
+    list: Option<Vec<String>>,
+}
+
+impl RunningDriver {
+    async fn start(
+        run: &SuiteRun,
+        description: &DriverDescription,
+        node: Option<&KubeletNode>,
+    ) -> Result<Self> {
+        let mut variables = Variables::from([
+            ("node", NODE.to_owned()),
+            ("scratch", run.scratch().display().to_string()),
+            ("peers", run.peers().directory().display().to_string()),
+        ]);
+        let mut processes = Vec::new();
+        for service in &description.services {
+            let command = CommandDescription {
+                command: service.command.clone(),
+                environment: service.environment.clone(),
+            };
+            let spec = command_spec(&service.name, &command, &variables)?;
+            let mut process = ManagedProcess::start(run, spec)?;
+            let address = (Ipv4Addr::LOCALHOST, service.port);
+            process
+                .wait_ready(READY_TIMEOUT, async || {
+                    TcpStream::connect(address).await.map(drop).with_context(|| format!("{address:?}"))
+                })
+                .await?;
+            processes.push(process);
+        }
+        let own_socket = run.scratch().join("stranger/csi.sock");
+        let node_socket =
+            node.map(|node| node.root().join("plugins").join(&description.driver).join("csi.sock"));
+        let socket = match (&description.node, &node_socket) {
+            (Some(NodeService::Controller), Some(socket)) => socket.clone(),
+            _ => own_socket,
+        };
+        if let Some(node) = node {
+            variables.insert("kubelet", node.root().display().to_string());
+        }
+        processes.push(
+            start_driver(run, "driver-controller", &description.controller, &socket, &mut variables).await?,
+        );
+        if let (Some(NodeService::Program(program)), Some(socket)) = (&description.node, &node_socket) {
+            processes.push(start_driver(run, "driver-node", program, socket, &mut variables).await?);
+        }
+        if let (Some(node), Some(socket)) = (node, &node_socket) {
+            processes.push(slots::start_registrar(run, description, socket, node.root()).await?);
+        }
+        let address = format!("unix://{}", socket.display());
+        let arguments = ["backend", "inspect", &address, "--output", "json"];
+        let answer: Value =
+            serde_json::from_str(&process::run_to_completion(run.program(), &arguments).await?)?;
+        let name = answer.pointer("/description/driver").and_then(Value::as_str).unwrap_or_default();
+        ensure!(name == description.driver, "the driver is {name}: expected {}", description.driver);
+        let capabilities = answer.pointer("/description/csiControllerCapabilities").cloned();
+        let capabilities = serde_json::from_value(capabilities.context("no capabilities")?)?;
+        let list = description
+            .list
+            .as_ref()
+            .map(|command| command.iter().map(|text| substitute(text, &variables)).collect::<Result<_>>())
+            .transpose()?;
+        Ok(Self { processes, socket, capabilities, list })
+    }
+
+    fn has_capability(&self, name: &str) -> bool {
+        self.capabilities.iter().any(|capability| capability == name)
+    }
+
+    /// The volumes at the storage, one line or value each. `None` if they cannot be listed.
+    async fn list_volumes(&self, run: &SuiteRun) -> Result<Option<Vec<String>>> {
+        if let Some((program, arguments)) = self.list.as_ref().and_then(|command| command.split_first()) {
+            let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
+            let text = process::run_to_completion(program, &arguments).await?;
+            return Ok(Some(text.lines().map(str::to_owned).collect()));
+        }
+        if !self.has_capability("LIST_VOLUMES") {
+            return Ok(None);
+        }
+        let address = format!("unix://{}", self.socket.display());
+        let arguments = ["backend", "call", &address, "listing.list", "--output", "json"];
+        let answer: Value =
+            serde_json::from_str(&process::run_to_completion(run.program(), &arguments).await?)?;
+        let volumes = answer.pointer("/response/volumes").and_then(Value::as_array);
+        Ok(Some(volumes.context("no volumes in the response")?.iter().map(Value::to_string).collect()))
+    }
+}
+
+fn command_spec(name: &str, command: &CommandDescription, variables: &Variables) -> Result<CommandSpec> {
+    let (program, arguments) = command.command.split_first().context("an empty command")?;
+    let mut spec = CommandSpec::new(name, substitute(program, variables)?);
+    for argument in arguments {
+        spec = spec.arg(substitute(argument, variables)?);
+    }
+    for (variable, value) in &command.environment {
+        spec = spec.env(variable, substitute(value, variables)?);
+    }
+    Ok(spec)
+}
+
+/// Starts a program of a driver, and waits until its socket accepts connections.
+async fn start_driver(
+    run: &SuiteRun,
+    name: &str,
+    command: &CommandDescription,
+    socket: &Path,
+    variables: &mut Variables,
+) -> Result<ManagedProcess> {
+    fs::create_dir_all(socket.parent().context("a socket without a directory")?)?;
+    variables.insert("socket", socket.display().to_string());
+    let mut process = ManagedProcess::start(run, command_spec(name, command, variables)?)?;
+    process
+        .wait_ready(READY_TIMEOUT, async || {
+            UnixStream::connect(socket).await.map(drop).with_context(|| socket.display().to_string())
+        })
+        .await?;
+    Ok(process)
+}
+
+/// Creates the Node and the CSINode of a driver without a node service.
+async fn create_node(client: &Client, driver: &str, simulated: &SimulatedNode) -> Result<()> {
+    let node: Node =
+        serde_json::from_value(json!({ "metadata": { "name": NODE, "labels": simulated.topology } }))?;
+    Api::all(client.clone()).create(&PostParams::default(), &node).await?;
+    let keys: Vec<&String> = simulated.topology.keys().collect();
+    let csi_node: CSINode = serde_json::from_value(json!({
+        "metadata": { "name": NODE },
+        "spec": { "drivers": [{ "name": driver, "nodeID": simulated.id, "topologyKeys": keys }] },
+    }))?;
+    Api::all(client.clone()).create(&PostParams::default(), &csi_node).await?;
+    Ok(())
+}
+
+/// Waits until kubelet has registered the driver.
+async fn wait_registered(client: &Client, driver: &str) -> Result<()> {
+    until("kubelet has registered the driver", TIMEOUT, async || {
+        let node = Api::<CSINode>::all(client.clone()).get(NODE).await?;
+        let is_registered = node.spec.drivers.iter().any(|registered| registered.name == driver);
+        ensure!(is_registered, "CSINode has {:?}", node.spec.drivers);
+        Ok(())
+    })
+    .await
+}
+
+/// Number of intents in the intent journal.
+async fn count_intents(client: &Client) -> Result<usize> {
+    let maps: Api<ConfigMap> = Api::namespaced(client.clone(), namespaces::COFFERDAM);
+    let parameters = ListParams::default().labels("cofferdam.dev/journal=intents");
+    let maps = maps.list(&parameters).await?;
+    Ok(maps.iter().filter_map(|map| Some(map.data.as_ref()?.len())).sum())
+}
+
+/// Successful calls of a method by all processes of an implementation, from the metrics at their ends.
+fn call_count(run: &SuiteRun, sidecar: &str, implementation: Implementation, method: &str) -> Result<u64> {
+    let path = ManagedProcess::metrics_file(&run.log(&slots::process_name(sidecar, implementation)));
+    let text = fs::read_to_string(&path).with_context(|| format!("no metrics in {}", path.display()))?;
+    let mut sum = 0;
+    for line in text.lines().filter(|line| line.starts_with("csi_sidecar_operations_seconds_count{")) {
+        if line.contains("grpc_status_code=\"OK\"") && line.contains(&format!("Controller/{method}\"")) {
+            let value = line.rsplit(' ').next().unwrap_or_default();
+            sum += value.parse::<u64>().with_context(|| format!("a line without a count: {line}"))?;
+        }
+    }
+    Ok(sum)
+}

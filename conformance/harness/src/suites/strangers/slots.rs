@@ -1,0 +1,202 @@
+//! The sidecars of a driver, each of which is either the Go program or Cofferdam under the sidecar's name.
+
+use std::{
+    fs,
+    os::unix::fs::symlink,
+    path::{Path, PathBuf},
+    time::Duration,
+};
+
+use anyhow::{Context as _, Result};
+
+use crate::{
+    account::Account,
+    control_plane::{self, ApiUser, ControlPlane},
+    implementation::Implementation,
+    namespaces,
+    process::{CommandSpec, ManagedProcess},
+    run::SuiteRun,
+    sidecar,
+};
+
+use super::description::DriverDescription;
+
+const READY_TIMEOUT: Duration = Duration::from_secs(120);
+
+/// A sidecar that both implementations have, its role, and the methods that it calls.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Slot {
+    /// Name of the sidecar.
+    pub(super) name: &'static str,
+    role: &'static str,
+    /// Capability of the controller without which the methods are not called.
+    pub(super) capability: &'static str,
+    pub(super) methods: &'static [&'static str],
+}
+
+pub(super) const PROVISIONER: Slot = Slot {
+    name: "csi-provisioner",
+    role: "provisioner",
+    capability: "CREATE_DELETE_VOLUME",
+    methods: &["CreateVolume", "DeleteVolume"],
+};
+pub(super) const ATTACHER: Slot = Slot {
+    name: "csi-attacher",
+    role: "attacher",
+    capability: "PUBLISH_UNPUBLISH_VOLUME",
+    methods: &["ControllerPublishVolume", "ControllerUnpublishVolume"],
+};
+pub(super) const RESIZER: Slot = Slot {
+    name: "csi-resizer",
+    role: "resizer",
+    capability: "EXPAND_VOLUME",
+    methods: &["ControllerExpandVolume"],
+};
+const SLOTS: [Slot; 3] = [PROVISIONER, ATTACHER, RESIZER];
+
+/// Name of the process of an implementation, and of its log.
+pub(super) fn process_name(sidecar: &str, implementation: Implementation) -> String {
+    match implementation {
+        Implementation::Upstream => sidecar.to_owned(),
+        Implementation::Cofferdam => format!("cofferdam-{sidecar}"),
+    }
+}
+
+/// The sidecars with two implementations, and their current processes.
+pub(super) struct SidecarSlots<'a> {
+    run: &'a SuiteRun,
+    description: &'a DriverDescription,
+    account: Account,
+    kubeconfig: PathBuf,
+    socket: PathBuf,
+    processes: Vec<(Slot, ManagedProcess)>,
+}
+
+impl<'a> SidecarSlots<'a> {
+    /// Starts Cofferdam under the name of each sidecar of the description. All use one service account with
+    /// the rights that `cofferdam render rbac` prints for their roles, as the containers of a pod do.
+    pub(super) async fn start(
+        run: &'a SuiteRun,
+        plane: &ControlPlane,
+        description: &'a DriverDescription,
+        socket: &Path,
+    ) -> Result<Self> {
+        let roles: Vec<&str> = slots(description).map(|slot| slot.role).collect();
+        let account = if description.secret_namespaces.is_empty() {
+            Account::new(run, plane, &roles).await?
+        } else {
+            let list = description.secret_namespaces.join(",");
+            Account::with_flags(run, plane, &roles, &["--secret-namespaces", &list]).await?
+        };
+        let kubeconfig = plane.kubeconfig(ApiUser::Admin)?;
+        let processes = Vec::new();
+        let mut all = Self { run, description, account, kubeconfig, socket: socket.to_owned(), processes };
+        for slot in all.slots() {
+            all.replace(slot, Implementation::Cofferdam).await?;
+        }
+        Ok(all)
+    }
+
+    /// The sidecars of the description that both implementations have.
+    pub(super) fn slots(&self) -> Vec<Slot> {
+        slots(self.description).collect()
+    }
+
+    /// Ends the current process of a sidecar: with SIGKILL if it is Cofferdam's, and otherwise with SIGTERM.
+    pub(super) async fn end_current(&mut self, slot: Slot, implementation: Implementation) -> Result<()> {
+        for (_, mut process) in self.processes.extract_if(.., |(other, _)| *other == slot) {
+            match implementation {
+                Implementation::Cofferdam => process.kill().await?,
+                Implementation::Upstream => process.stop().await?,
+            }
+        }
+        Ok(())
+    }
+
+    /// Starts a sidecar, whose former process has ended.
+    pub(super) async fn replace(&mut self, slot: Slot, implementation: Implementation) -> Result<()> {
+        let mut arguments = self.description.sidecars.get(slot.name).context("no such sidecar")?.clone();
+        if arguments.iter().any(|argument| argument.trim_start_matches('-').starts_with("leader-election")) {
+            // In a pod, it is the pod's namespace.
+            arguments.push(format!("--leader-election-namespace={}", namespaces::COFFERDAM));
+        }
+        let process = match implementation {
+            Implementation::Upstream => {
+                let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
+                sidecar::start(self.run, slot.name, &self.kubeconfig, &self.socket, &arguments).await?
+            }
+            Implementation::Cofferdam => {
+                let spec = cofferdam_command(self.run, slot.name)?
+                    .arg(format_args!("--kubeconfig={}", self.account.kubeconfig().display()))
+                    .arg(format_args!("--csi-address={}", self.socket.display()))
+                    .args(arguments)
+                    // In a pod, it is the pod's namespace.
+                    .env("COFFERDAM_NAMESPACE", namespaces::COFFERDAM);
+                start_and_wait(self.run, spec, "/readyz").await?
+            }
+        };
+        self.processes.push((slot, process));
+        Ok(())
+    }
+
+    /// Stops all sidecars.
+    pub(super) async fn stop(mut self) -> Result<()> {
+        for (_, process) in &mut self.processes {
+            process.stop().await?;
+        }
+        Ok(())
+    }
+}
+
+fn slots(description: &DriverDescription) -> impl Iterator<Item = Slot> {
+    SLOTS.into_iter().filter(|slot| description.sidecars.contains_key(slot.name))
+}
+
+/// Starts Cofferdam as csi-node-driver-registrar, with the node service behind `socket`.
+pub(super) async fn start_registrar(
+    run: &SuiteRun,
+    description: &DriverDescription,
+    socket: &Path,
+    root: &Path,
+) -> Result<ManagedProcess> {
+    const NAME: &str = "csi-node-driver-registrar";
+    let plugins = root.join("plugins_registry");
+    fs::create_dir_all(&plugins)?;
+    let spec = cofferdam_command(run, NAME)?
+        .arg(format_args!("--csi-address={}", socket.display()))
+        .arg(format_args!("--kubelet-registration-path={}", socket.display()))
+        .arg(format_args!("--plugin-registration-path={}", plugins.display()))
+        .args(description.sidecars.get(NAME).into_iter().flatten());
+    start_and_wait(run, spec, "/healthz").await
+}
+
+/// Starts Cofferdam as livenessprobe.
+pub(super) async fn start_liveness(
+    run: &SuiteRun,
+    arguments: &[String],
+    socket: &Path,
+) -> Result<ManagedProcess> {
+    let spec = cofferdam_command(run, "livenessprobe")?
+        .arg(format_args!("--csi-address={}", socket.display()))
+        .args(arguments);
+    start_and_wait(run, spec, "/healthz").await
+}
+
+/// The program under the name of a sidecar.
+fn cofferdam_command(run: &SuiteRun, sidecar: &str) -> Result<CommandSpec> {
+    let directory = run.scratch().join("sidecars");
+    fs::create_dir_all(&directory)?;
+    let link = directory.join(sidecar);
+    if !link.exists() {
+        symlink(run.program(), &link)?;
+    }
+    Ok(CommandSpec::new(process_name(sidecar, Implementation::Cofferdam), link).env("RUST_BACKTRACE", "1"))
+}
+
+async fn start_and_wait(run: &SuiteRun, spec: CommandSpec, page: &str) -> Result<ManagedProcess> {
+    let port = run.free_port()?;
+    let mut process = ManagedProcess::start(run, spec.arg(format_args!("--http-endpoint=127.0.0.1:{port}")))?;
+    let client = sidecar::plain_client(port)?;
+    process.wait_ready(READY_TIMEOUT, async || control_plane::probe_path(&client, page).await).await?;
+    Ok(process.with_metrics(client))
+}
