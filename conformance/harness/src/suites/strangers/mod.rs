@@ -28,7 +28,7 @@ use tokio::net::{TcpStream, UnixStream};
 
 use crate::{
     account::Kubectl,
-    claims::Claims,
+    claims::{Claims, ContinuousClaimLoad},
     control_plane::{ControlPlane, ControlPlaneOptions},
     implementation::Implementation,
     namespaces,
@@ -45,10 +45,13 @@ use users::{TIMEOUT, Users, VolumeUse};
 const GO_DRIVER: &str = "../strangers/go-driver.json";
 const NODE: &str = "node-1";
 const NAMESPACE: &str = "strangers";
-/// Number of claims.
+/// Minimum number of claims.
 const CLAIMS: usize = 24;
-/// Number of used volumes at the first replacement, and between two of them.
-const CLAIMS_PER_SWAP: usize = 2;
+/// Concurrent users of claims.
+const CONCURRENT_USERS: usize = 6;
+/// Number of volumes that are used between two replacements: one user at least has deleted a volume and used
+/// another one meanwhile.
+const CLAIMS_PER_SWAP: usize = CONCURRENT_USERS + 1;
 const READY_TIMEOUT: Duration = Duration::from_secs(120);
 const CONTROLLERS: &str = "persistentvolume-binder-controller,persistentvolume-protection-controller,\
                            persistentvolumeclaim-protection-controller,namespace-controller";
@@ -118,9 +121,15 @@ async fn run_users(
     let claims = Claims::with_class(client, NAMESPACE, &description.class).await?;
     let users = Users::new(client, NAMESPACE, NODE, &description.driver, claims, volume_use);
     let started = Instant::now();
-    tokio::try_join!(users.run_all(CLAIMS), swap_sidecars(run, &users, &mut slots, driver, volume_use))?;
+    let load = ContinuousClaimLoad::new(CLAIMS, CONCURRENT_USERS);
+    let swaps = async {
+        swap_sidecars(run, &users, &mut slots, driver, volume_use).await?;
+        load.finish();
+        Ok(())
+    };
+    let (count, ()) = tokio::try_join!(users.run_all(&load), swaps)?;
     run.add_note(&format!(
-        "{}: {CLAIMS} claims, {volume_use:?}: {:.0} s",
+        "{}: {count} claims, {volume_use:?}: {:.0} s",
         description.driver,
         started.elapsed().as_secs_f64()
     ))?;
@@ -165,7 +174,6 @@ async fn swap_sidecars(
     driver: &RunningDriver,
     volume_use: VolumeUse,
 ) -> Result<()> {
-    users.wait_finished(CLAIMS_PER_SWAP).await?;
     // Shows that an empty list at the end means something.
     until("the driver lists a volume", TIMEOUT, async || {
         let volumes = driver.list_volumes(run).await?;
@@ -173,17 +181,15 @@ async fn swap_sidecars(
         Ok(())
     })
     .await?;
-    let mut swaps = 0;
     for next in [Implementation::Upstream, Implementation::Cofferdam] {
         for slot in slots.slots().into_iter().filter(|slot| is_used(*slot, volume_use)) {
-            swaps += 1;
-            users.wait_finished(CLAIMS_PER_SWAP * swaps).await?;
+            users.wait_more_finished(CLAIMS_PER_SWAP).await?;
             slots.end_current(slot, next.other()).await?;
             users.wait_pending(slot).await?;
             slots.replace(slot, next).await?;
         }
     }
-    Ok(())
+    users.wait_more_finished(CLAIMS_PER_SWAP).await
 }
 
 /// The programs of a driver.

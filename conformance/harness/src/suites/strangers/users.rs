@@ -8,7 +8,7 @@ use std::{
 };
 
 use anyhow::{Context as _, Result, ensure};
-use futures::{StreamExt as _, TryStreamExt as _, stream};
+use futures::{StreamExt as _, TryStreamExt as _};
 use k8s_openapi::api::{
     core::v1::{PersistentVolume, PersistentVolumeClaim, Pod},
     storage::v1::VolumeAttachment,
@@ -20,7 +20,7 @@ use kube::{
 use serde_json::json;
 
 use crate::{
-    claims::{ClaimExpansion, Claims},
+    claims::{ClaimExpansion, Claims, ContinuousClaimLoad},
     pod::{self, MOUNT_PATH},
     retry,
     wait::until,
@@ -31,8 +31,6 @@ use super::slots::{ATTACHER, RESIZER, Slot};
 /// Time limit of each wait. Sufficient also if a sidecar is replaced meanwhile, and its successor waits for a
 /// Lease or repeats calls with back-off.
 pub(super) const TIMEOUT: Duration = Duration::from_secs(300);
-/// Concurrent users.
-const CONCURRENT_USERS: usize = 6;
 /// Size of expanded claims.
 const EXPANDED_SIZE: &str = "2Gi";
 
@@ -96,15 +94,16 @@ impl Users {
         Api::all(self.client.clone())
     }
 
-    pub(super) async fn run_all(&self, count: usize) -> Result<()> {
-        stream::iter(0..count)
+    /// Runs users until the load is finished. Returns their number.
+    pub(super) async fn run_all(&self, load: &ContinuousClaimLoad) -> Result<usize> {
+        load.numbers()
             .map(|number| async move { self.run_one(number).await.with_context(|| format!("user {number}")) })
-            .buffer_unordered(CONCURRENT_USERS)
+            .buffer_unordered(load.concurrency)
             .try_collect::<()>()
             .await?;
-        let different = self.handles.borrow().len();
+        let (count, different) = (load.finish(), self.handles.borrow().len());
         ensure!(different == count, "{different} volumes for {count} claims");
-        Ok(())
+        Ok(count)
     }
 
     async fn run_one(&self, number: usize) -> Result<()> {
@@ -236,8 +235,9 @@ impl Users {
         Ok(ClaimExpansion::from_claim(&self.claim_api().get(claim).await?))
     }
 
-    /// Waits until at least this number of users has used their volumes.
-    pub(super) async fn wait_finished(&self, least: usize) -> Result<()> {
+    /// Waits until this number of users has used their volumes from now on.
+    pub(super) async fn wait_more_finished(&self, more: usize) -> Result<()> {
+        let least = self.finished.get() + more;
         until(&format!("{least} volumes were used"), TIMEOUT, async || {
             let finished = self.finished.get();
             ensure!(finished >= least, "{finished} were");
