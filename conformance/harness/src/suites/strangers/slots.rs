@@ -7,7 +7,7 @@ use std::{
     time::Duration,
 };
 
-use anyhow::{Context as _, Result};
+use anyhow::{Context as _, Result, ensure};
 
 use crate::{
     account::Account,
@@ -131,7 +131,8 @@ impl<'a> SidecarSlots<'a> {
                     .arg(format_args!("--csi-address={}", self.socket.display()))
                     .args(arguments)
                     // In a pod, it is the pod's namespace.
-                    .env("COFFERDAM_NAMESPACE", namespaces::COFFERDAM);
+                    .env("COFFERDAM_NAMESPACE", namespaces::COFFERDAM)
+                    .env("COFFERDAM_SECRET_NAMESPACES", self.description.secret_namespaces.join(","));
                 start_and_wait(self.run, spec, "/readyz").await?
             }
         };
@@ -139,10 +140,16 @@ impl<'a> SidecarSlots<'a> {
         Ok(())
     }
 
-    /// Stops all sidecars.
+    /// Stops all sidecars. Checks that Cofferdam has reported no missing rights.
     pub(super) async fn stop(mut self) -> Result<()> {
         for (_, process) in &mut self.processes {
             process.stop().await?;
+        }
+        for slot in self.slots() {
+            let log = self.run.log(&process_name(slot.name, Implementation::Cofferdam));
+            let text = fs::read_to_string(&log)?;
+            let missing = text.lines().find(|line| line.contains("the account lacks rights"));
+            ensure!(missing.is_none(), "{}: {}", log.display(), missing.unwrap_or_default());
         }
         Ok(())
     }
