@@ -5,6 +5,7 @@ mod cli;
 mod client;
 mod commands;
 mod config;
+mod core_dumps;
 mod drivers;
 mod error;
 mod host_name;

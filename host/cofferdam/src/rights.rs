@@ -1,8 +1,13 @@
 //! The rights of the process's account in the cluster, as the API server reports them in
 //! SelfSubjectAccessReviews.
 
+use std::collections::BTreeSet;
+
 use cofferdam_cluster::SecretNamespaces;
-use cofferdam_controllers::rbac::{PolicyRule, RuleScope};
+use cofferdam_controllers::{
+    Role,
+    rbac::{PolicyRule, RuleScope},
+};
 use futures::{StreamExt as _, stream};
 use k8s_openapi::api::authorization::v1::{
     ResourceAttributes, SelfSubjectAccessReview, SelfSubjectAccessReviewSpec,
@@ -44,6 +49,23 @@ pub(crate) async fn missing_rights(
         .filter_map(std::future::ready)
         .collect()
         .await
+}
+
+/// The command that prints the rules of these roles and namespaces. Without its flag for Secrets, it grants
+/// those of the process's namespace.
+pub(crate) fn render_command(roles: &BTreeSet<Role>, namespaces: RuleNamespaces<'_>) -> String {
+    let mut command = "cofferdam render rbac".to_owned();
+    for role in roles {
+        command.push_str(&format!(" --role {role}"));
+    }
+    command.push_str(&format!(" --namespace {}", namespaces.process));
+    if let Some(secrets) = namespaces.secrets
+        && *secrets != SecretNamespaces::only(namespaces.process)
+        && *secrets != SecretNamespaces::Listed(BTreeSet::new())
+    {
+        command.push_str(&format!(" --secret-namespaces '{secrets}'"));
+    }
+    command
 }
 
 /// The namespaces of the rule's requests. An empty one stands for the whole cluster.
@@ -100,9 +122,29 @@ pub(crate) async fn is_allowed(client: &kube::Client, attributes: ResourceAttrib
 
 #[cfg(test)]
 mod tests {
-    use cofferdam_controllers::{Role, rbac::DriverPlacement, table};
+    use cofferdam_controllers::{provisioner, rbac::DriverPlacement, table};
 
     use super::*;
+
+    #[test]
+    fn the_command_grants_the_secrets_that_are_read() {
+        let listed =
+            |names: &[&str]| SecretNamespaces::Listed(names.iter().map(|n| (*n).to_owned()).collect());
+        #[rustfmt::skip] // one row a case
+        let cases = [
+            (None, ""),
+            (Some(SecretNamespaces::All), " --secret-namespaces '*'"),
+            (Some(listed(&["a", "b"])), " --secret-namespaces 'a,b'"),
+            (Some(listed(&["storage"])), ""),
+            (Some(listed(&[])), ""),
+        ];
+        for (secrets, flag) in cases {
+            let namespaces = RuleNamespaces { process: "storage", leases: None, secrets: secrets.as_ref() };
+            let command = render_command(&[provisioner::ROLE].into(), namespaces);
+            let expected = format!("cofferdam render rbac --role provisioner --namespace storage{flag}");
+            assert_eq!(command, expected);
+        }
+    }
 
     #[test]
     fn rights_for_secrets_are_checked_where_they_are_granted() {

@@ -178,7 +178,8 @@ fn checked_volume_status(
     let status = VolumeStatus {
         volume: volume(volume_response)?,
         owner: None,
-        published_node_ids: nodes.into_iter().map(Into::into).collect(),
+        // csi-driver-host-path reports an empty node id for a volume that is published to no node.
+        published_node_ids: nodes.into_iter().filter(|node| !node.is_empty()).map(Into::into).collect(),
         condition,
         changed_at_ms: None,
     };

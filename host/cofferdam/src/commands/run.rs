@@ -17,6 +17,7 @@ use crate::{
     cli::ClusterFlags,
     client::{self, ClientEnvironment, ClusterConnection},
     config::{ConfigError, Configuration, FeatureGate, ResolvedConfig},
+    core_dumps,
     drivers::{self, DriverLoader, LoadedDriver},
     error::CommandError,
     host_name::host_name,
@@ -74,6 +75,9 @@ async fn run_roles(
         logging::start(configuration);
         if let Some(warning) = warning {
             tracing::warn!("{warning}");
+        }
+        if let Err(error) = core_dumps::disable() {
+            tracing::warn!(%error, "a core dump of this process may contain Secrets");
         }
     };
     if roles.is_node_only() {
@@ -182,12 +186,10 @@ async fn report_missing_rights(
     if missing.is_empty() {
         return;
     }
-    let roles = settings.roles.iter().map(|role| format!(" --role {role}")).collect::<String>();
+    let command = rights::render_command(&settings.roles, namespaces);
     tracing::error!(
-        "the account lacks rights: {}; the command `cofferdam render rbac{roles} --namespace {}` prints the \
-         rules",
-        missing.join(", "),
-        cluster.namespace
+        "the account lacks rights: {}; the command `{command}` prints the rules",
+        missing.join(", ")
     );
 }
 

@@ -473,7 +473,8 @@ async fn list_volumes_passes_token_limit_and_status() {
     let driver = FakeCsiDriver::start();
     let backend = driver.connect().await;
     let status = v1::list_volumes_response::VolumeStatus {
-        published_node_ids: vec!["n".to_owned()],
+        // csi-driver-host-path reports an empty node id for a volume that is published to no node.
+        published_node_ids: vec![String::new(), "n".to_owned()],
         volume_condition: Some(v1::VolumeCondition { abnormal: true, message: "one\ntwo".to_owned() }),
     };
     let entry = v1::list_volumes_response::Entry { volume: Some(volume("v")), status: Some(status) };
