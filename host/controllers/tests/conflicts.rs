@@ -1,7 +1,5 @@
 //! Another controller that does the work of a role: the role stops, the other roles of the process continue.
 
-#![expect(clippy::unwrap_used, reason = "a missing object fails the test")]
-
 use std::time::Duration;
 
 use cofferdam_controllers::{Role, attach_detach, provisioner, pv_controller};

@@ -174,7 +174,12 @@ impl Case {
                 "csi.storage.k8s.io/provisioner-secret-name": SECRET,
                 "csi.storage.k8s.io/provisioner-secret-namespace": "${pvc.namespace}",
             }),
-            _ => json!({}),
+            Row::UndeclaredTopology
+            | Row::NoCreate
+            | Row::LongIds
+            | Row::StuckCreate
+            | Row::StuckExpand
+            | Row::ReadyLate => json!({}),
         };
         let claims = Claims::with_parameters(&client, &name, &driver_name, parameters).await?;
         register_on_node(&client, &driver_name).await?;
@@ -227,7 +232,9 @@ impl Case {
                 self.wait_event("ProvisioningFailed", "CREATE_DELETE_VOLUME").await?;
                 return self.finish(run, 0).await;
             }
-            _ => self.claims.create(0..1).await?,
+            Row::UndeclaredTopology | Row::LongIds | Row::StuckExpand | Row::ReadyLate => {
+                self.claims.create(0..1).await?;
+            }
         }
         self.claims.wait_bound(1, TIMEOUT).await?;
         self.claims.ensure_consistent(1, &self.driver.volumes().await?).await?;

@@ -34,7 +34,7 @@ pub(super) const TIMEOUT: Duration = Duration::from_secs(300);
 /// Size of expanded claims.
 const EXPANDED_SIZE: &str = "2Gi";
 
-/// What users do with a volume.
+/// The actions of users with a volume.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct VolumeUse {
     /// Run a pod with the claim. Otherwise, attach the volume if `is_attached`.
