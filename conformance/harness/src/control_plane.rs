@@ -515,14 +515,6 @@ pub async fn client(kubeconfig: &Path) -> Result<Client> {
     Ok(connect::client(config)?)
 }
 
-/// The metrics of a server.
-///
-/// # Errors
-/// If the request fails.
-pub(crate) async fn metrics_page(client: &Client) -> Result<String> {
-    Ok(client.request_text(Request::get("/metrics").body(Vec::new())?).await?)
-}
-
 /// Requests a path, and fails unless the response is successful. Ignores its body.
 pub(crate) async fn probe_path(client: &Client, path: &str) -> Result<()> {
     client.request_text(Request::get(path).body(Vec::new())?).await.with_context(|| format!("GET {path}"))?;

@@ -11,11 +11,12 @@ use std::{
 };
 
 use anyhow::{Context as _, Result, anyhow, bail};
+use http::Request;
 use kube::Client;
 use rustix::process::{Pid, Signal, kill_process_group};
 use tokio::process::{Child, Command};
 
-use crate::{control_plane, run::SuiteRun, wait::until};
+use crate::{run::SuiteRun, wait::until};
 
 /// Time between SIGTERM and SIGKILL. kube-apiserver waits up to a minute for open requests.
 const STOP_TIMEOUT: Duration = Duration::from_secs(150);
@@ -145,7 +146,7 @@ impl ManagedProcess {
     /// Appends the metrics to their file. A process that does not respond has no metrics.
     async fn save_metrics(&self) -> Result<()> {
         let Some(MetricsClient(client)) = &self.metrics else { return Ok(()) };
-        let page = control_plane::metrics_page(client);
+        let page = metrics_page(client);
         if let Ok(Ok(page)) = tokio::time::timeout(METRICS_TIMEOUT, page).await {
             let path = Self::metrics_file(&self.log);
             File::options().create(true).append(true).open(path)?.write_all(page.as_bytes())?;
@@ -160,7 +161,7 @@ impl ManagedProcess {
     pub(crate) async fn metrics_page(&self) -> Result<String> {
         let MetricsClient(client) =
             self.metrics.as_ref().with_context(|| format!("{} has no metrics", self.spec.name))?;
-        control_plane::metrics_page(client).await
+        metrics_page(client).await
     }
 
     /// The name of the process and of its log.
@@ -313,6 +314,14 @@ impl ManagedProcess {
         let tail = lines.get(lines.len().saturating_sub(LOG_TAIL_LINES)..).unwrap_or_default().join("\n    ");
         error.context(format!("{} ends with\n    {tail}", self.log.display()))
     }
+}
+
+/// The metrics of a server.
+///
+/// # Errors
+/// If the request fails.
+pub(crate) async fn metrics_page(client: &Client) -> Result<String> {
+    Ok(client.request_text(Request::get("/metrics").body(Vec::new())?).await?)
 }
 
 fn signal(child: &Child, which: Signal) -> Result<()> {

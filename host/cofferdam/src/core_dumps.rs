@@ -31,7 +31,7 @@ mod tests {
     #[test]
     fn the_process_is_not_dumpable() {
         assert_eq!(dumpable_behavior().unwrap(), DumpableBehavior::Dumpable);
-        super::disable().unwrap();
+        crate::core_dumps::disable().unwrap();
         assert_eq!(dumpable_behavior().unwrap(), DumpableBehavior::NotDumpable);
     }
 }

@@ -3,7 +3,7 @@
 use std::{collections::BTreeMap, fs, time::Duration};
 
 use super::results::Cost;
-use crate::{control_plane, process::ManagedProcess};
+use crate::process::{self, ManagedProcess};
 use anyhow::{Context as _, Result, ensure};
 use kube::Client;
 
@@ -105,7 +105,7 @@ impl UsageReading {
 
 impl ApiCounters {
     async fn read(client: &Client) -> Result<Self> {
-        let page = control_plane::metrics_page(client).await?;
+        let page = process::metrics_page(client).await?;
         let mut api = Self::default();
         for line in page.lines() {
             api.add_metric_line(line);

@@ -12,8 +12,7 @@ use anyhow::{Context as _, Result, ensure};
 
 use crate::{
     backend::BackendFixture,
-    control_plane,
-    process::{CommandSpec, ManagedProcess},
+    process::{self, CommandSpec, ManagedProcess},
     run::SuiteRun,
 };
 
@@ -147,7 +146,7 @@ async fn run_one(run: &SuiteRun, row: &SanityRun) -> Result<()> {
         "csi-sanity skips for {reasons:?}: expected {expected_reasons:?}; its log is {}",
         path.display()
     );
-    let metrics = control_plane::metrics_page(&client).await?;
+    let metrics = process::metrics_page(&client).await?;
     for method in row.called_methods {
         ensure!(
             metrics.contains(&format!("/csi.v1.Controller/{method}\"")),

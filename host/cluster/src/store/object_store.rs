@@ -26,7 +26,10 @@ use cofferdam_domain::{Uid, ids::ResourceVersion};
 use parking_lot::RwLock;
 use tokio::{sync::watch, time::Instant};
 
-use super::own_writes::{OwnWrite, OwnWrites};
+use super::{
+    change::Change,
+    own_writes::{OwnWrites, WriteResult},
+};
 use crate::{
     index::{Index, Indexed},
     objects::{DecodeResult, Kind, UndecodableObject},
@@ -75,17 +78,6 @@ impl<K> Lookup<K> {
     }
 }
 
-/// A change of one object.
-#[derive(Clone)]
-pub struct Change<K: Kind> {
-    /// The object's key.
-    pub key: K::Key,
-    /// The cached object before the change; `None` if it was missing or undecodable.
-    pub old: Option<Arc<K>>,
-    /// The cached object after the change; `None` if it was removed.
-    pub new: Option<Arc<K>>,
-}
-
 /// A recorded deletion. `version` is that of the deletion event or of the list without the object, or else
 /// the last known version of the object.
 struct Tombstone {
@@ -112,7 +104,7 @@ pub struct ObjectStore<K: Indexed> {
     subscribers: RwLock<Vec<Subscriber<K>>>,
     foreign_subscribers: RwLock<Vec<ForeignSubscriber<K>>>,
     synced: watch::Sender<bool>,
-    pub(super) own_writes: OwnWrites<K>,
+    own_writes: OwnWrites<K>,
 }
 
 impl<K: Indexed> fmt::Debug for ObjectStore<K> {
@@ -215,7 +207,8 @@ impl<K: Indexed> ObjectStore<K> {
 
     /// Registers a request of this process that changes the object, until its result is known.
     pub fn begin_write(&self, key: K::Key) -> OwnWrite<'_, K> {
-        OwnWrite::begin(self, key)
+        self.own_writes.begin(key.clone());
+        OwnWrite { store: self, key, result: WriteResult::Unknown }
     }
 
     /// Applies an object of a live read or a write response. Returns `true` if subscribers were notified: not
@@ -297,7 +290,7 @@ impl<K: Indexed> ObjectStore<K> {
         !self.inner.read().undecodable.is_empty()
     }
 
-    pub(super) fn notify_foreign(&self, change: &Change<K>, json: &str) {
+    fn notify_foreign(&self, change: &Change<K>, json: &str) {
         for subscriber in self.foreign_subscribers.read().iter() {
             subscriber(change, json);
         }
@@ -309,6 +302,40 @@ impl<K: Indexed> ObjectStore<K> {
             subscriber(&change);
         }
         true
+    }
+}
+
+/// A request in flight. If it is dropped without [`OwnWrite::written`] or [`OwnWrite::rejected`], its result
+/// is unknown.
+pub struct OwnWrite<'a, K: Indexed> {
+    store: &'a ObjectStore<K>,
+    key: K::Key,
+    result: WriteResult,
+}
+
+impl<K: Indexed> fmt::Debug for OwnWrite<'_, K> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("OwnWrite").field("key", &self.key).field("result", &self.result).finish()
+    }
+}
+
+impl<K: Indexed> OwnWrite<'_, K> {
+    /// Ends a request that has written this version. Its response is in the cache.
+    pub fn written(mut self, version: ResourceVersion) {
+        self.result = WriteResult::Written(version);
+    }
+
+    /// Ends a request that the API server has rejected.
+    pub fn rejected(mut self) {
+        self.result = WriteResult::Rejected;
+    }
+}
+
+impl<K: Indexed> Drop for OwnWrite<'_, K> {
+    fn drop(&mut self) {
+        for (change, json) in self.store.own_writes.end(&self.key, self.result) {
+            self.store.notify_foreign(&change, &json);
+        }
     }
 }
 
@@ -417,5 +444,7 @@ impl<K: Indexed> Inner<K> {
     }
 }
 
+#[cfg(test)]
+mod own_write_tests;
 #[cfg(test)]
 mod tests;

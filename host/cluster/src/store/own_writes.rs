@@ -1,20 +1,20 @@
 //! Requests of this process that change objects of one kind. A change that a watch event delivers comes from
 //! another process, unless one of these requests has caused it, or may have.
 
-use std::{collections::HashMap, fmt, time::Duration};
+use std::{collections::HashMap, time::Duration};
 
 use cofferdam_domain::ids::ResourceVersion;
 use parking_lot::Mutex;
 use tokio::time::Instant;
 
-use super::object_store::{Change, ObjectStore};
-use crate::{index::Indexed, objects::Kind};
+use super::change::Change;
+use crate::objects::Kind;
 
 /// Time for which a request with an unknown result may still take effect: kube-apiserver ends requests after
 /// 60 s (its default `--request-timeout`), and the watch event may be late.
-const MAY_APPLY: Duration = Duration::from_secs(120);
+pub(super) const MAY_APPLY: Duration = Duration::from_secs(120);
 /// Number of objects above which entries of expired requests are removed.
-const PRUNE_ABOVE: usize = 1024;
+pub(super) const PRUNE_ABOVE: usize = 1024;
 /// Maximum number of changes of an object that wait for the result of a request.
 const MAX_WAITING: usize = 8;
 
@@ -54,7 +54,7 @@ impl<K: Kind> Default for OwnWrites<K> {
 }
 
 impl<K: Kind> OwnWrites<K> {
-    fn begin(&self, key: K::Key) {
+    pub(super) fn begin(&self, key: K::Key) {
         let mut all = self.0.lock();
         if all.len() > PRUNE_ABOVE {
             let now = Instant::now();
@@ -77,7 +77,7 @@ impl<K: Kind> OwnWrites<K> {
 
     /// Ends a request. Returns the changes that another process has made during the requests for the object,
     /// once no request is in flight.
-    fn end(&self, key: &K::Key, result: WriteResult) -> Vec<WatchedChange<K>> {
+    pub(super) fn end(&self, key: &K::Key, result: WriteResult) -> Vec<WatchedChange<K>> {
         let mut all = self.0.lock();
         let Some(requests) = all.get_mut(key) else { return Vec::new() };
         requests.in_flight = requests.in_flight.saturating_sub(1);
@@ -106,7 +106,7 @@ impl<K: Kind> OwnWrites<K> {
 
 /// The result of a request that changes an object.
 #[derive(Clone, Copy, Debug)]
-enum WriteResult {
+pub(super) enum WriteResult {
     /// The object has this version now, and the response is in the cache.
     Written(ResourceVersion),
     /// The API server has rejected the request.
@@ -115,139 +115,10 @@ enum WriteResult {
     Unknown,
 }
 
-/// A request in flight. If it is dropped without [`OwnWrite::written`] or [`OwnWrite::rejected`], its result
-/// is unknown.
-pub struct OwnWrite<'a, K: Indexed> {
-    store: &'a ObjectStore<K>,
-    key: K::Key,
-    result: WriteResult,
-}
-
-impl<K: Indexed> fmt::Debug for OwnWrite<'_, K> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("OwnWrite").field("key", &self.key).field("result", &self.result).finish()
-    }
-}
-
-impl<'a, K: Indexed> OwnWrite<'a, K> {
-    pub(super) fn begin(store: &'a ObjectStore<K>, key: K::Key) -> Self {
-        store.own_writes.begin(key.clone());
-        Self { store, key, result: WriteResult::Unknown }
-    }
-
-    /// Ends a request that has written this version. Its response is in the cache.
-    pub fn written(mut self, version: ResourceVersion) {
-        self.result = WriteResult::Written(version);
-    }
-
-    /// Ends a request that the API server has rejected.
-    pub fn rejected(mut self) {
-        self.result = WriteResult::Rejected;
-    }
-}
-
-impl<K: Indexed> Drop for OwnWrite<'_, K> {
-    fn drop(&mut self) {
-        for (change, json) in self.store.own_writes.end(&self.key, self.result) {
-            self.store.notify_foreign(&change, &json);
-        }
-    }
-}
-
 #[cfg(test)]
-mod tests {
-    use std::sync::Arc;
-
-    use cofferdam_domain::{Volume, VolumeName};
-    use serde_json::json;
-
-    use super::*;
-    use crate::objects::decode;
-
-    fn volume(name: &str, version: u64) -> String {
-        let metadata = json!({"name": name, "uid": name, "resourceVersion": version.to_string()});
-        json!({"kind": "PersistentVolume", "metadata": metadata, "spec": {}}).to_string()
-    }
-
-    /// A store, and the `name@version` of every foreign change.
-    fn store() -> (ObjectStore<Volume>, Arc<Mutex<Vec<String>>>) {
-        let (store, found) = (ObjectStore::default(), Arc::<Mutex<Vec<String>>>::default());
-        let foreign = Arc::clone(&found);
-        store.subscribe_foreign(move |change: &Change<Volume>, json| {
-            let new = change.new.as_ref().unwrap();
-            assert!(json.contains(&format!("\"{}\"", new.resource_version())));
-            foreign.lock().push(format!("{}@{}", change.key, new.resource_version()));
-        });
-        (store, found)
-    }
-
-    fn watch(store: &ObjectStore<Volume>, name: &str, version: u64) {
-        let json = volume(name, version);
-        store.apply_watch_event(decode::object(&json).unwrap(), &json);
-    }
-
-    /// A write of this process with its response.
-    fn finish(write: OwnWrite<'_, Volume>, name: &str, version: u64) {
-        write.store.apply(decode::object(&volume(name, version)).unwrap());
-        write.written(version.to_string().parse().unwrap());
-    }
-
-    #[tokio::test(start_paused = true)]
-    async fn a_change_is_foreign_unless_a_request_has_caused_it() {
-        let (store, found) = store();
-        let begin = |name: &str| store.begin_write(VolumeName::new(name));
-        let expect = |changes: &[&str]| assert_eq!(std::mem::take(&mut *found.lock()), changes);
-        watch(&store, "v", 1);
-        expect(&["v@1"]);
-        let write = begin("v");
-        watch(&store, "v", 2);
-        watch(&store, "w", 3);
-        expect(&["w@3"]);
-        finish(write, "v", 2);
-        watch(&store, "v", 2);
-        expect(&[]);
-        let write = begin("v");
-        watch(&store, "v", 4);
-        expect(&[]);
-        write.rejected();
-        expect(&["v@4"]);
-        let (first, second) = (begin("v"), begin("v"));
-        watch(&store, "v", 5);
-        watch(&store, "v", 6);
-        first.rejected();
-        expect(&[]);
-        finish(second, "v", 6);
-        expect(&["v@5"]);
-        store.apply(decode::object(&volume("v", 7)).unwrap());
-        store.delete(&VolumeName::new("v"), &"v".into(), "8".parse().unwrap());
-        expect(&[]);
-    }
-
-    #[tokio::test(start_paused = true)]
-    async fn a_request_with_an_unknown_result_leaves_doubt() {
-        let (store, found) = store();
-        let begin = || store.begin_write(VolumeName::new("v"));
-        let write = begin();
-        watch(&store, "v", 1);
-        drop(write);
-        watch(&store, "v", 2);
-        begin().rejected();
-        tokio::time::advance(MAY_APPLY - Duration::from_secs(1)).await;
-        watch(&store, "v", 3);
-        assert_eq!(*found.lock(), [""; 0]);
-        tokio::time::advance(Duration::from_secs(1)).await;
-        watch(&store, "v", 4);
-        assert_eq!(*found.lock(), ["v@4"]);
-    }
-
-    #[tokio::test(start_paused = true)]
-    async fn entries_of_expired_requests_are_removed() {
-        let (store, _) = store();
-        for number in 0..=PRUNE_ABOVE {
-            drop(store.begin_write(VolumeName::new(number.to_string())));
-        }
-        tokio::time::advance(MAY_APPLY).await;
-        store.begin_write(VolumeName::new("0")).rejected();
-        assert_eq!(store.own_writes.0.lock().len(), 0);
+impl<K: Kind> OwnWrites<K> {
+    /// Number of objects with an entry.
+    pub(super) fn len(&self) -> usize {
+        self.0.lock().len()
     }
 }

@@ -17,7 +17,7 @@ use crate::{
     cofferdam::{self, MemoryDriver},
     control_plane::{self, ControlPlane, ControlPlaneOptions},
     namespaces,
-    process::ManagedProcess,
+    process::{self, ManagedProcess},
     proxy::Proxy,
     run::SuiteRun,
     sidecar::plain_client,
@@ -73,7 +73,7 @@ impl CofferdamProcess {
     }
 
     async fn metrics(&self) -> Result<String> {
-        control_plane::metrics_page(&self.client).await
+        process::metrics_page(&self.client).await
     }
 
     /// Lines of the metrics that count or time this process's DeleteVolume calls; empty if it made none.

@@ -11,7 +11,7 @@ use serde_json::Value;
 
 use crate::{
     backend::{BackendFixture, NodeRoles},
-    cofferdam, control_plane,
+    cofferdam,
     driver::CsiDriverProcess,
     node::KubeletNode,
     process::{self, ManagedProcess},
@@ -139,7 +139,7 @@ async fn list_volumes(run: &SuiteRun, socket: &Path) -> Result<Vec<Value>> {
 
 /// Calls of each controller method of `csi-server` with the result OK.
 async fn ok_call_counts(client: &Client) -> Result<BTreeMap<String, u64>> {
-    let text = control_plane::metrics_page(client).await?;
+    let text = process::metrics_page(client).await?;
     let mut calls = BTreeMap::new();
     for line in text.lines().filter(|line| line.starts_with("cofferdam_csi_server_operations_seconds_count{"))
     {

@@ -215,7 +215,7 @@ impl Case {
                 if self.row == Row::Secret("INVALID_ARGUMENT")
                     && self.implementation == Implementation::Upstream
                 {
-                    // csi-provisioner does not call the driver for this claim again.
+                    // csi-provisioner repeats a request with this error only after a long delay.
                     self.claims.delete(0..1).await?;
                     self.claims.wait_remaining(0, TIMEOUT).await?;
                     self.claims.create(0..1).await?;
