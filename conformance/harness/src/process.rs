@@ -134,7 +134,9 @@ impl ManagedProcess {
 
     /// The client of [`with_metrics`](Self::with_metrics).
     pub(crate) fn metrics_client(&self) -> Result<&Client> {
-        self.metrics.as_ref().map(|metrics| &metrics.0).context("the process has no metrics")
+        let MetricsClient(client) =
+            self.metrics.as_ref().with_context(|| format!("{} has no metrics", self.spec.name))?;
+        Ok(client)
     }
 
     /// The file with the metrics of every run of the program at its end, beside the log.
@@ -159,9 +161,7 @@ impl ManagedProcess {
     /// # Errors
     /// If it has none, or the request fails.
     pub(crate) async fn metrics_page(&self) -> Result<String> {
-        let MetricsClient(client) =
-            self.metrics.as_ref().with_context(|| format!("{} has no metrics", self.spec.name))?;
-        metrics_page(client).await
+        metrics_page(self.metrics_client()?).await
     }
 
     /// The name of the process and of its log.

@@ -27,7 +27,8 @@ pub async fn start(
     socket: &Path,
     arguments: &[&str],
 ) -> Result<ManagedProcess> {
-    start_program(run, name, &run.peers().program(name)?, kubeconfig, socket, arguments).await
+    let spec = CommandSpec::new(name, run.peers().program(name)?);
+    start_program(run, spec, kubeconfig, socket, arguments).await
 }
 
 /// Starts `cofferdam` under the name of a sidecar and with its command line, as [`start`] starts the sidecar.
@@ -42,25 +43,37 @@ pub(crate) async fn start_cofferdam(
     socket: &Path,
     arguments: &[&str],
 ) -> Result<ManagedProcess> {
+    start_program(run, cofferdam_command(run, name)?, kubeconfig, socket, arguments).await
+}
+
+/// The program `cofferdam` under the name of a sidecar, without arguments. Its log is [`cofferdam_name`].
+///
+/// # Errors
+/// If the symbolic link with the name cannot be created.
+pub(crate) fn cofferdam_command(run: &SuiteRun, name: &str) -> Result<CommandSpec> {
     let directory = run.scratch().join("sidecars");
     fs::create_dir_all(&directory)?;
     let link = directory.join(name);
     if !link.exists() {
         symlink(run.program(), &link)?;
     }
-    start_program(run, &format!("cofferdam-{name}"), &link, kubeconfig, socket, arguments).await
+    Ok(CommandSpec::new(cofferdam_name(name), link).env("RUST_BACKTRACE", "1"))
+}
+
+/// Name of the process of `cofferdam` that replaces a sidecar, and of its log.
+pub(crate) fn cofferdam_name(sidecar: &str) -> String {
+    format!("cofferdam-{sidecar}")
 }
 
 async fn start_program(
     run: &SuiteRun,
-    log: &str,
-    program: &Path,
+    spec: CommandSpec,
     kubeconfig: &Path,
     socket: &Path,
     arguments: &[&str],
 ) -> Result<ManagedProcess> {
     let port = run.free_port()?;
-    let spec = CommandSpec::new(log, program)
+    let spec = spec
         // Only Cofferdam reads it: the namespace of the intent journal.
         .env("COFFERDAM_NAMESPACE", namespaces::COFFERDAM)
         .arg(format_args!("--kubeconfig={}", kubeconfig.display()))

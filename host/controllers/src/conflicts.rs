@@ -182,6 +182,20 @@ impl fmt::Display for FieldName {
     }
 }
 
+/// A change from one object to another, both as JSON.
+#[cfg(test)]
+pub(crate) fn foreign_change<K: cofferdam_cluster::Kind>(
+    old: Option<&serde_json::Value>,
+    new: Option<&serde_json::Value>,
+) -> Change<K> {
+    let read = |json: &serde_json::Value| {
+        Arc::new(cofferdam_cluster::decode::object::<K>(&json.to_string()).unwrap().unwrap())
+    };
+    let (old, new) = (old.map(read), new.map(read));
+    let key = old.as_ref().or(new.as_ref()).unwrap().key();
+    Change { key, old, new }
+}
+
 #[cfg(test)]
 mod tests {
     use cofferdam_cluster::Kind;

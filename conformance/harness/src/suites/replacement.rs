@@ -20,7 +20,7 @@ use crate::{
     implementation::Implementation,
     metric_names::{self, UpstreamProgram},
     namespaces,
-    process::{self, ManagedProcess},
+    process::ManagedProcess,
     run::SuiteRun,
     sidecar, wait,
 };
@@ -247,7 +247,7 @@ async fn recognise_binder(run: &SuiteRun, plane: &mut ControlPlane) -> Result<()
         claims.create(created..created + CONCURRENT_REQUESTS).await?;
         created += CONCURRENT_REQUESTS;
         claims.wait_bound(created, TIMEOUT).await?;
-        let page = process::metrics_page(&client).await?;
+        let page = cofferdam.metrics_page().await?;
         ensure!(page.contains("cofferdam_role_stopped{role=\"pv-controller\"} 1"), "the role runs");
         Ok(())
     })

@@ -31,19 +31,10 @@ pub(super) fn node_field(change: &Change<Node>) -> Option<FieldPath> {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::Arc;
-
-    use cofferdam_cluster::{Kind, decode};
     use serde_json::{Value, json};
 
     use super::*;
-
-    fn change<K: Kind>(old: Option<&Value>, new: Option<&Value>) -> Change<K> {
-        let read = |json: &Value| Arc::new(decode::object::<K>(&json.to_string()).unwrap().unwrap());
-        let (old, new) = (old.map(read), new.map(read));
-        let key = old.as_ref().or(new.as_ref()).unwrap().key();
-        Change { key, old, new }
-    }
+    use crate::conflicts::foreign_change as change;
 
     fn attachment(name: &str) -> Value {
         json!({

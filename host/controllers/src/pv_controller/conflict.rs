@@ -32,19 +32,10 @@ pub(super) fn volume_field(change: &Change<Volume>) -> Option<FieldPath> {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::Arc;
-
-    use cofferdam_cluster::{Kind, decode};
     use serde_json::{Value, json};
 
     use super::*;
-
-    fn change<K: Kind>(old: Option<&Value>, new: Option<&Value>) -> Change<K> {
-        let read = |json: &Value| Arc::new(decode::object::<K>(&json.to_string()).unwrap().unwrap());
-        let (old, new) = (old.map(read), new.map(read));
-        let key = old.as_ref().or(new.as_ref()).unwrap().key();
-        Change { key, old, new }
-    }
+    use crate::conflicts::foreign_change as change;
 
     fn claim(uid: &str, phase: &str) -> Value {
         let metadata = json!({"name": "c", "namespace": "default", "uid": uid, "resourceVersion": "1"});

@@ -2,7 +2,6 @@
 
 use std::{
     fs,
-    os::unix::fs::symlink,
     path::{Path, PathBuf},
     time::Duration,
 };
@@ -55,10 +54,10 @@ pub(super) const RESIZER: Slot = Slot {
 const SLOTS: [Slot; 3] = [PROVISIONER, ATTACHER, RESIZER];
 
 /// Name of the process of an implementation, and of its log.
-pub(super) fn process_name(sidecar: &str, implementation: Implementation) -> String {
+pub(super) fn process_name(name: &str, implementation: Implementation) -> String {
     match implementation {
-        Implementation::Upstream => sidecar.to_owned(),
-        Implementation::Cofferdam => format!("cofferdam-{sidecar}"),
+        Implementation::Upstream => name.to_owned(),
+        Implementation::Cofferdam => sidecar::cofferdam_name(name),
     }
 }
 
@@ -126,7 +125,7 @@ impl<'a> SidecarSlots<'a> {
                 sidecar::start(self.run, slot.name, &self.kubeconfig, &self.socket, &arguments).await?
             }
             Implementation::Cofferdam => {
-                let spec = cofferdam_command(self.run, slot.name)?
+                let spec = sidecar::cofferdam_command(self.run, slot.name)?
                     .arg(format_args!("--kubeconfig={}", self.account.kubeconfig().display()))
                     .arg(format_args!("--csi-address={}", self.socket.display()))
                     .args(arguments)
@@ -169,7 +168,7 @@ pub(super) async fn start_registrar(
     const NAME: &str = "csi-node-driver-registrar";
     let plugins = root.join("plugins_registry");
     fs::create_dir_all(&plugins)?;
-    let spec = cofferdam_command(run, NAME)?
+    let spec = sidecar::cofferdam_command(run, NAME)?
         .arg(format_args!("--csi-address={}", socket.display()))
         .arg(format_args!("--kubelet-registration-path={}", socket.display()))
         .arg(format_args!("--plugin-registration-path={}", plugins.display()))
@@ -183,21 +182,10 @@ pub(super) async fn start_liveness(
     arguments: &[String],
     socket: &Path,
 ) -> Result<ManagedProcess> {
-    let spec = cofferdam_command(run, "livenessprobe")?
+    let spec = sidecar::cofferdam_command(run, "livenessprobe")?
         .arg(format_args!("--csi-address={}", socket.display()))
         .args(arguments);
     start_and_wait(run, spec, "/healthz").await
-}
-
-/// The program under the name of a sidecar.
-fn cofferdam_command(run: &SuiteRun, sidecar: &str) -> Result<CommandSpec> {
-    let directory = run.scratch().join("sidecars");
-    fs::create_dir_all(&directory)?;
-    let link = directory.join(sidecar);
-    if !link.exists() {
-        symlink(run.program(), &link)?;
-    }
-    Ok(CommandSpec::new(process_name(sidecar, Implementation::Cofferdam), link).env("RUST_BACKTRACE", "1"))
 }
 
 async fn start_and_wait(run: &SuiteRun, spec: CommandSpec, page: &str) -> Result<ManagedProcess> {
