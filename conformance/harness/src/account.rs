@@ -50,7 +50,36 @@ impl Account {
         roles: &[&str],
         flags: &[&str],
     ) -> Result<Self> {
-        Self::render(run, plane, roles, namespaces::COFFERDAM, flags).await
+        Self::render(run, plane, &roles.join("-"), roles, namespaces::COFFERDAM, flags).await
+    }
+
+    /// As [`with_flags`](Self::with_flags), with a name other than that of the roles.
+    ///
+    /// # Errors
+    /// As [`new`](Self::new).
+    pub(crate) async fn with_name(
+        run: &SuiteRun,
+        plane: &ControlPlane,
+        name: &str,
+        roles: &[&str],
+        flags: &[&str],
+    ) -> Result<Self> {
+        Self::render(run, plane, name, roles, namespaces::COFFERDAM, flags).await
+    }
+
+    /// Creates a service account with all rights, for an upstream program.
+    ///
+    /// # Errors
+    /// As [`new`](Self::new).
+    pub(crate) async fn administrator(run: &SuiteRun, plane: &ControlPlane, name: &str) -> Result<Self> {
+        let namespace = namespaces::COFFERDAM;
+        create_namespace(plane, namespace).await?;
+        let kubectl = Kubectl::new(run, plane)?;
+        kubectl.run(&["create", "serviceaccount", name, "--namespace", namespace]).await?;
+        let subject = format!("--serviceaccount={namespace}:{name}");
+        let role = "--clusterrole=cluster-admin";
+        kubectl.run(&["create", "clusterrolebinding", name, role, &subject]).await?;
+        Self::with_token(plane, &kubectl, name, &[], namespace).await
     }
 
     /// As [`new`](Self::new), with the account in `namespace`, and the account's rights for Cofferdam's own
@@ -65,23 +94,19 @@ impl Account {
         roles: &[&str],
         namespace: &str,
     ) -> Result<Self> {
-        Self::render(run, plane, roles, namespace, &[]).await
+        Self::render(run, plane, &roles.join("-"), roles, namespace, &[]).await
     }
 
     async fn render(
         run: &SuiteRun,
         plane: &ControlPlane,
+        name: &str,
         roles: &[&str],
         namespace: &str,
         flags: &[&str],
     ) -> Result<Self> {
-        let object: Namespace = serde_json::from_value(json!({ "metadata": { "name": namespace } }))?;
-        match Api::all(plane.client().clone()).create(&PostParams::default(), &object).await {
-            Err(kube::Error::Api(status)) if status.is_already_exists() => {}
-            created => drop(created?),
-        }
-        let name = roles.join("-");
-        let mut render = vec!["render", "rbac", "--namespace", namespace, "--service-account", &name];
+        create_namespace(plane, namespace).await?;
+        let mut render = vec!["render", "rbac", "--namespace", namespace, "--service-account", name];
         render.extend(roles.iter().flat_map(|role| ["--role", role]));
         render.extend(flags);
         let rules = run.directory().join(format!("{name}.yaml"));
@@ -89,8 +114,19 @@ impl Account {
 
         let kubectl = Kubectl::new(run, plane)?;
         kubectl.run(&["apply", "--filename", &rules.display().to_string()]).await?;
-        let token = kubectl.run(&["create", "token", &name, "--namespace", namespace]).await?;
-        let kubeconfig = plane.kubeconfig_with_token(&name, token.trim())?;
+        Self::with_token(plane, &kubectl, name, roles, namespace).await
+    }
+
+    /// Creates a token and a kubeconfig for an account that exists.
+    async fn with_token(
+        plane: &ControlPlane,
+        kubectl: &Kubectl,
+        name: &str,
+        roles: &[&str],
+        namespace: &str,
+    ) -> Result<Self> {
+        let token = kubectl.run(&["create", "token", name, "--namespace", namespace]).await?;
+        let kubeconfig = plane.kubeconfig_with_token(name, token.trim())?;
         Ok(Self { roles: roles.iter().map(|role| (*role).to_owned()).collect(), kubeconfig })
     }
 
@@ -104,6 +140,15 @@ impl Account {
     #[must_use]
     pub fn kubeconfig(&self) -> &Path {
         &self.kubeconfig
+    }
+}
+
+/// Creates a namespace if it does not exist.
+async fn create_namespace(plane: &ControlPlane, name: &str) -> Result<()> {
+    let object: Namespace = serde_json::from_value(json!({ "metadata": { "name": name } }))?;
+    match Api::all(plane.client().clone()).create(&PostParams::default(), &object).await {
+        Err(kube::Error::Api(status)) if status.is_already_exists() => Ok(()),
+        created => Ok(drop(created?)),
     }
 }
 

@@ -3,8 +3,9 @@
 use std::{fs, mem, path::PathBuf};
 
 use anyhow::{Context as _, Result};
+use jiff::Timestamp;
 use serde::Deserialize;
-use serde_json::json;
+use serde_json::{Value, json};
 
 use crate::namespaces;
 
@@ -67,29 +68,62 @@ impl AuditLog {
     }
 }
 
-/// An event of the audit log.
-#[derive(Deserialize)]
+/// A completed request in the audit log.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "camelCase")]
-struct AuditEvent {
-    verb: String,
+pub(crate) struct AuditEvent {
+    pub(crate) verb: String,
     #[serde(rename = "requestURI")]
-    uri: String,
-    user: AuditUser,
+    pub(crate) uri: String,
+    pub(crate) user: AuditUser,
     response_status: Option<AuditStatus>,
+    /// The object of the request; `None` if the path has none.
+    pub(crate) object_ref: Option<AuditObject>,
+    /// Time at which the API server received the request.
+    #[serde(rename = "requestReceivedTimestamp")]
+    pub(crate) received: Option<Timestamp>,
+    /// Time of the response.
+    #[serde(rename = "stageTimestamp")]
+    pub(crate) completed: Option<Timestamp>,
+    /// The body of a request for a Lease.
+    request_object: Option<Value>,
 }
 
-#[derive(Deserialize)]
-struct AuditUser {
-    username: String,
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+pub(crate) struct AuditUser {
+    pub(crate) username: String,
 }
 
-#[derive(Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+pub(crate) struct AuditObject {
+    pub(crate) resource: Option<String>,
+    pub(crate) name: Option<String>,
+}
+
+impl AuditEvent {
+    /// True if the API server carried out the request.
+    pub(crate) fn is_successful(&self) -> bool {
+        self.response_status.as_ref().and_then(|status| status.code).is_some_and(|code| code < 300)
+    }
+
+    /// The plural name of the object's resource, such as `leases`; empty for paths without a resource.
+    pub(crate) fn resource(&self) -> &str {
+        self.object_ref.as_ref().and_then(|object| object.resource.as_deref()).unwrap_or_default()
+    }
+
+    /// `spec.holderIdentity` that a write of a Lease sets; empty if it releases the Lease.
+    pub(crate) fn holder(&self) -> Option<&str> {
+        self.request_object.as_ref()?.pointer("/spec/holderIdentity")?.as_str()
+    }
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 struct AuditStatus {
     code: Option<u16>,
 }
 
-/// The audit policy: log every completed response to service accounts of Cofferdam's namespaces. The API
-/// server logs a rejection before it sends it, so that none is missed if the client or the API server is
+/// The audit policy: log every completed response to service accounts of Cofferdam's namespaces, and what they
+/// write to Leases. The API server logs a rejection before it sends it, so that none is missed if the client or the API server is
 /// killed.
 pub(crate) fn policy() -> String {
     let groups = [namespaces::COFFERDAM, namespaces::SCENARIOS]
@@ -100,6 +134,11 @@ pub(crate) fn policy() -> String {
         "omitStages": ["RequestReceived", "ResponseStarted"],
         "omitManagedFields": true,
         "rules": [
+            {
+                "level": "Request",
+                "userGroups": groups,
+                "resources": [{ "group": "coordination.k8s.io", "resources": ["leases"] }],
+            },
             { "level": "Metadata", "userGroups": groups },
             { "level": "None" },
         ],
@@ -107,16 +146,20 @@ pub(crate) fn policy() -> String {
     .to_string()
 }
 
+/// The requests of an audit log, in the order of their responses.
+///
+/// # Errors
+/// If the text is not an audit log.
+pub(crate) fn parse(log: &str) -> Result<Vec<AuditEvent>> {
+    log.lines().map(|line| serde_json::from_str(line).with_context(|| format!("audit log: {line}"))).collect()
+}
+
 /// The requests of an audit log that were rejected with 403, one line each.
 fn forbidden_requests(log: &str) -> Result<Vec<String>> {
-    let mut forbidden = Vec::new();
-    for line in log.lines() {
-        let request: AuditEvent = serde_json::from_str(line).with_context(|| format!("audit log: {line}"))?;
-        if request.response_status.and_then(|status| status.code) == Some(403) {
-            forbidden.push(format!("{}: {} {}", request.user.username, request.verb, request.uri));
-        }
-    }
-    Ok(forbidden)
+    let is_forbidden =
+        |event: &AuditEvent| event.response_status.as_ref().and_then(|status| status.code) == Some(403);
+    let forbidden = parse(log)?.into_iter().filter(is_forbidden);
+    Ok(forbidden.map(|event| format!("{}: {} {}", event.user.username, event.verb, event.uri)).collect())
 }
 
 #[cfg(test)]

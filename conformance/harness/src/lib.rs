@@ -19,6 +19,7 @@ pub mod control_plane;
 pub mod driver;
 pub mod image;
 pub(crate) mod implementation;
+pub(crate) mod journal;
 pub mod kubeconfig;
 pub mod launcher;
 pub mod leftovers;

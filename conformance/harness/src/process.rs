@@ -40,6 +40,13 @@ impl CommandSpec {
         Self { name: name.into(), program: program.into(), arguments: Vec::new(), environment: Vec::new() }
     }
 
+    /// Replaces the name of the process and of its log.
+    #[must_use]
+    pub fn name(mut self, name: &str) -> Self {
+        name.clone_into(&mut self.name);
+        self
+    }
+
     /// Adds an argument.
     #[must_use]
     pub fn arg(mut self, argument: impl fmt::Display) -> Self {
@@ -51,6 +58,17 @@ impl CommandSpec {
     #[must_use]
     pub fn args<T: fmt::Display>(mut self, arguments: impl IntoIterator<Item = T>) -> Self {
         self.arguments.extend(arguments.into_iter().map(|argument| argument.to_string()));
+        self
+    }
+
+    /// Runs the program in a UTS namespace of its own, whose host name is `name`: the name of a pod.
+    #[must_use]
+    pub fn host_name(mut self, name: &str) -> Self {
+        let script = r#"hostname "$0" && exec "$@""#;
+        let program = std::mem::replace(&mut self.program, "unshare".into());
+        let wrapped = ["--uts", "--", "sh", "-c", script, name].map(str::to_owned);
+        let program = program.display().to_string();
+        self.arguments = wrapped.into_iter().chain([program]).chain(self.arguments).collect();
         self
     }
 

@@ -27,8 +27,7 @@ pub async fn start(
     socket: &Path,
     arguments: &[&str],
 ) -> Result<ManagedProcess> {
-    let spec = CommandSpec::new(name, run.peers().program(name)?);
-    start_program(run, spec, kubeconfig, socket, arguments).await
+    start_program(run, upstream_command(run, name)?, kubeconfig, socket, arguments).await
 }
 
 /// Starts `cofferdam` under the name of a sidecar and with its command line, as [`start`] starts the sidecar.
@@ -65,7 +64,19 @@ pub(crate) fn cofferdam_name(sidecar: &str) -> String {
     format!("cofferdam-{sidecar}")
 }
 
-async fn start_program(
+/// An upstream sidecar, without arguments.
+///
+/// # Errors
+/// If the program is missing.
+pub(crate) fn upstream_command(run: &SuiteRun, name: &str) -> Result<CommandSpec> {
+    Ok(CommandSpec::new(name, run.peers().program(name)?))
+}
+
+/// Starts a sidecar, upstream or Cofferdam, and waits until it serves its metrics.
+///
+/// # Errors
+/// As [`start`].
+pub(crate) async fn start_program(
     run: &SuiteRun,
     spec: CommandSpec,
     kubeconfig: &Path,

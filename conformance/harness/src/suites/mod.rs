@@ -11,13 +11,12 @@ mod faults;
 mod interop;
 mod kubectl;
 mod node;
-mod oddities;
 mod pods;
 mod provision;
 mod replacement;
 mod resize;
 mod scenarios;
-mod strangers;
+mod sidecars;
 
 use std::time::Duration;
 
@@ -174,7 +173,15 @@ pub const SUITES: &[Suite] = &[
              oddities",
         limit: MINUTE.saturating_mul(15),
         lane: SuiteLane::Main,
-        run: |run| Box::pin(oddities::run(run)),
+        run: |run| Box::pin(sidecars::oddities::run(run)),
+    },
+    Suite {
+        name: "mixed",
+        description: "two replicas of each sidecar and two of Cofferdam compete for the sidecar's Lease: one \
+             writes at a time",
+        limit: MINUTE.saturating_mul(25),
+        lane: SuiteLane::Background,
+        run: |run| Box::pin(sidecars::mixed::run(run)),
     },
     Suite {
         name: "crashes",
@@ -198,7 +205,7 @@ pub const SUITES: &[Suite] = &[
              replace each other",
         limit: MINUTE.saturating_mul(25),
         lane: SuiteLane::Main,
-        run: |run| Box::pin(strangers::run(run)),
+        run: |run| Box::pin(sidecars::strangers::run(run)),
     },
 ];
 

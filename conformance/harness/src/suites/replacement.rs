@@ -8,7 +8,7 @@
 use std::{collections::BTreeMap, path::PathBuf, time::Duration};
 
 use anyhow::{Context as _, Result, ensure};
-use k8s_openapi::api::core::v1::{ConfigMap, Event};
+use k8s_openapi::api::core::v1::Event;
 use kube::{Api, api::ListParams};
 
 use crate::{
@@ -18,8 +18,8 @@ use crate::{
     control_plane::{self, ApiUser, BINDER_CONTROLLERS, ControlPlane, ControlPlaneOptions},
     driver::CsiDriverProcess,
     implementation::Implementation,
+    journal,
     metric_names::{self, UpstreamProgram},
-    namespaces,
     process::ManagedProcess,
     run::SuiteRun,
     sidecar, wait,
@@ -324,19 +324,13 @@ async fn roll_back_with_open_call(
     plane: &ControlPlane,
     provisioner: &mut Provisioner<'_>,
 ) -> Result<()> {
-    let maps: Api<ConfigMap> = Api::namespaced(plane.client().clone(), namespaces::COFFERDAM);
-    let parameters = ListParams::default().labels("cofferdam.dev/journal=intents");
-    let ensure_intents = async |expected: usize| {
-        let maps = maps.list(&parameters).await?;
-        let intents: usize = maps.iter().filter_map(|map| Some(map.data.as_ref()?.len())).sum();
-        ensure!(intents == expected, "the journal has {intents} intents: expected {expected}");
-        Ok(())
-    };
+    let client = plane.client();
     provisioner.driver.set_latency(OPEN_CALL).await?;
     claims.create(0..1).await?;
-    wait::until("an intent for the claim", TIMEOUT, async || ensure_intents(1).await).await?;
+    wait::until("an intent for the claim", TIMEOUT, async || journal::ensure_intents(client, 1).await)
+        .await?;
     claims.delete(0..1).await?;
-    wait::until("an empty journal", TIMEOUT, async || ensure_intents(0).await).await?;
+    wait::until("an empty journal", TIMEOUT, async || journal::ensure_intents(client, 0).await).await?;
     provisioner.driver.set_latency(Duration::ZERO).await?;
     provisioner.kill(Implementation::Cofferdam).await?;
     provisioner.start(Implementation::Upstream).await?;

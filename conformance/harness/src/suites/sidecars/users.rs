@@ -26,7 +26,7 @@ use crate::{
     wait::until,
 };
 
-use super::slots::{ATTACHER, RESIZER, Slot};
+use super::slot::{ATTACHER, RESIZER, Slot};
 
 /// Time limit of each wait. Sufficient also if a sidecar is replaced meanwhile, and its successor waits for a
 /// Lease or repeats calls with back-off.

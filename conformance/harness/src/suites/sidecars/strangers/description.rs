@@ -24,6 +24,8 @@ pub(super) struct DriverDescription {
     /// Namespaces of the Secrets that the class names.
     #[serde(default)]
     pub(super) secret_namespaces: Vec<String>,
+    /// A Secret value of the manifests that must not be found outside of its Secret.
+    pub(super) planted_secret: Option<SecretKey>,
     /// Programs that start before the driver, such as a mock of its storage system.
     #[serde(default)]
     pub(super) services: Vec<ServiceDescription>,
@@ -38,6 +40,15 @@ pub(super) struct DriverDescription {
     /// Command that prints a line for each volume at the storage system. Without it ListVolumes is called, if
     /// the driver has it.
     pub(super) list: Option<Vec<String>>,
+}
+
+/// A key of a Secret. Its value has at least 24 letters and digits, and is nowhere else in the manifests.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case")]
+pub(super) struct SecretKey {
+    pub(super) namespace: String,
+    pub(super) name: String,
+    pub(super) key: String,
 }
 
 /// A command and its environment.

@@ -5,7 +5,6 @@
 
 mod description;
 mod slots;
-mod users;
 
 use std::{
     env, fs,
@@ -15,15 +14,9 @@ use std::{
 };
 
 use anyhow::{Context as _, Result, ensure};
-use k8s_openapi::api::{
-    core::v1::{ConfigMap, Node},
-    storage::v1::{CSINode, StorageClass},
-};
-use kube::{
-    Api, Client,
-    api::{ListParams, PostParams},
-};
-use serde_json::{Value, json};
+use k8s_openapi::api::storage::v1::{CSINode, StorageClass};
+use kube::{Api, Client, api::ListParams};
+use serde_json::Value;
 use tokio::net::{TcpStream, UnixStream};
 
 use crate::{
@@ -31,15 +24,23 @@ use crate::{
     claims::{Claims, ContinuousClaimLoad},
     control_plane::{ControlPlane, ControlPlaneOptions},
     implementation::Implementation,
-    namespaces,
+    journal,
     node::KubeletNode,
     process::{self, CommandSpec, ManagedProcess},
     run::SuiteRun,
     wait::until,
 };
-use description::{CommandDescription, DriverDescription, NodeService, SimulatedNode, Variables, substitute};
+use description::{
+    CommandDescription, DriverDescription, NodeService, SecretKey, SimulatedNode, Variables, substitute,
+};
 use slots::SidecarSlots;
-use users::{TIMEOUT, Users, VolumeUse};
+
+use super::{
+    planted_secret::PlantedSecret,
+    simulated_node,
+    slot::{ATTACHER, RESIZER, Slot},
+    users::{TIMEOUT, Users, VolumeUse},
+};
 
 /// The description if the environment names none.
 const GO_DRIVER: &str = "../strangers/go-driver.json";
@@ -58,7 +59,7 @@ const CONTROLLERS: &str = "persistentvolume-binder-controller,persistentvolume-p
 /// Controllers that pods on a kubelet need, too.
 const POD_CONTROLLERS: &str = "node-lifecycle-controller,persistentvolume-attach-detach-controller";
 
-pub(super) async fn run(run: &SuiteRun) -> Result<()> {
+pub(in crate::suites) async fn run(run: &SuiteRun) -> Result<()> {
     let path = env::var_os("STRANGER")
         .map_or_else(|| Path::new(env!("CARGO_MANIFEST_DIR")).join(GO_DRIVER), PathBuf::from);
     let description = DriverDescription::read(&path)?;
@@ -78,7 +79,8 @@ pub(super) async fn run(run: &SuiteRun) -> Result<()> {
     }
     let mut driver = RunningDriver::start(run, &description, node.as_ref()).await?;
     if let Some(simulated) = &description.simulated_node {
-        create_node(plane.client(), &description.driver, simulated).await?;
+        let SimulatedNode { id, topology } = simulated;
+        simulated_node::register(plane.client(), NODE, &description.driver, id, topology).await?;
     }
     if has_node {
         wait_registered(plane.client(), &description.driver).await?;
@@ -113,8 +115,8 @@ async fn run_users(
     let class: StorageClass = Api::all(client.clone()).get(&description.class).await?;
     let volume_use = VolumeUse {
         is_mounted: description.node.is_some(),
-        is_attached: description.sidecars.contains_key(slots::ATTACHER.name),
-        is_expanded: description.sidecars.contains_key(slots::RESIZER.name)
+        is_attached: description.sidecars.contains_key(ATTACHER.name),
+        is_expanded: description.sidecars.contains_key(RESIZER.name)
             && class.allow_volume_expansion == Some(true),
         is_delayed: class.volume_binding_mode.as_deref() == Some("WaitForFirstConsumer"),
     };
@@ -137,17 +139,20 @@ async fn run_users(
         users.claims.wait_remaining(0, TIMEOUT).await?;
         let attachments = users.attachments().list(&ListParams::default()).await?.items.len();
         let pods = users.pods().list(&ListParams::default()).await?.items.len();
-        let intents = count_intents(client).await?;
-        ensure!(
-            attachments == 0 && pods == 0 && intents == 0,
-            "{attachments} VolumeAttachments, {pods} pods, {intents} intents"
-        );
+        ensure!(attachments == 0 && pods == 0, "{attachments} VolumeAttachments, {pods} pods");
+        journal::ensure_intents(client, 0).await?;
         if let Some(volumes) = driver.list_volumes(run).await? {
             ensure!(volumes.is_empty(), "the driver has {volumes:?}");
         }
         Ok(())
     })
     .await?;
+    if let Some(key) = &description.planted_secret {
+        let SecretKey { namespace, name, key } = key;
+        let planted = PlantedSecret::read(client, namespace, name, key).await?;
+        let processes = slots.processes().chain(&driver.processes);
+        run.add_note(&planted.search(client, run.directory(), processes, namespace, name).await?)?;
+    }
     let tested: Vec<_> = slots.slots().into_iter().filter(|slot| is_used(*slot, volume_use)).collect();
     slots.stop().await?;
     for slot in tested.into_iter().filter(|slot| driver.has_capability(slot.capability)) {
@@ -162,8 +167,8 @@ async fn run_users(
     Ok(())
 }
 
-fn is_used(slot: slots::Slot, volume_use: VolumeUse) -> bool {
-    slot != slots::RESIZER || volume_use.is_expanded
+fn is_used(slot: Slot, volume_use: VolumeUse) -> bool {
+    slot != RESIZER || volume_use.is_expanded
 }
 
 /// Replaces each sidecar that has work by the Go program, and later back. Each replacement has pending work.
@@ -319,20 +324,6 @@ async fn start_driver(
     Ok(process)
 }
 
-/// Creates the Node and the CSINode of a driver without a node service.
-async fn create_node(client: &Client, driver: &str, simulated: &SimulatedNode) -> Result<()> {
-    let node: Node =
-        serde_json::from_value(json!({ "metadata": { "name": NODE, "labels": simulated.topology } }))?;
-    Api::all(client.clone()).create(&PostParams::default(), &node).await?;
-    let keys: Vec<&String> = simulated.topology.keys().collect();
-    let csi_node: CSINode = serde_json::from_value(json!({
-        "metadata": { "name": NODE },
-        "spec": { "drivers": [{ "name": driver, "nodeID": simulated.id, "topologyKeys": keys }] },
-    }))?;
-    Api::all(client.clone()).create(&PostParams::default(), &csi_node).await?;
-    Ok(())
-}
-
 /// Waits until kubelet has registered the driver.
 async fn wait_registered(client: &Client, driver: &str) -> Result<()> {
     until("kubelet has registered the driver", TIMEOUT, async || {
@@ -342,14 +333,6 @@ async fn wait_registered(client: &Client, driver: &str) -> Result<()> {
         Ok(())
     })
     .await
-}
-
-/// Number of intents in the intent journal.
-async fn count_intents(client: &Client) -> Result<usize> {
-    let maps: Api<ConfigMap> = Api::namespaced(client.clone(), namespaces::COFFERDAM);
-    let parameters = ListParams::default().labels("cofferdam.dev/journal=intents");
-    let maps = maps.list(&parameters).await?;
-    Ok(maps.iter().filter_map(|map| Some(map.data.as_ref()?.len())).sum())
 }
 
 /// Successful calls of a method by all processes of an implementation, from the metrics at their ends.

@@ -19,39 +19,9 @@ use crate::{
 };
 
 use super::description::DriverDescription;
+use crate::suites::sidecars::slot::{SLOTS, Slot};
 
 const READY_TIMEOUT: Duration = Duration::from_secs(120);
-
-/// A sidecar that both implementations have, its role, and the methods that it calls.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Slot {
-    /// Name of the sidecar.
-    pub(super) name: &'static str,
-    role: &'static str,
-    /// Capability of the controller without which the methods are not called.
-    pub(super) capability: &'static str,
-    pub(super) methods: &'static [&'static str],
-}
-
-pub(super) const PROVISIONER: Slot = Slot {
-    name: "csi-provisioner",
-    role: "provisioner",
-    capability: "CREATE_DELETE_VOLUME",
-    methods: &["CreateVolume", "DeleteVolume"],
-};
-pub(super) const ATTACHER: Slot = Slot {
-    name: "csi-attacher",
-    role: "attacher",
-    capability: "PUBLISH_UNPUBLISH_VOLUME",
-    methods: &["ControllerPublishVolume", "ControllerUnpublishVolume"],
-};
-pub(super) const RESIZER: Slot = Slot {
-    name: "csi-resizer",
-    role: "resizer",
-    capability: "EXPAND_VOLUME",
-    methods: &["ControllerExpandVolume"],
-};
-const SLOTS: [Slot; 3] = [PROVISIONER, ATTACHER, RESIZER];
 
 /// Name of the process of an implementation, and of its log.
 pub(super) fn process_name(name: &str, implementation: Implementation) -> String {
@@ -137,6 +107,11 @@ impl<'a> SidecarSlots<'a> {
         };
         self.processes.push((slot, process));
         Ok(())
+    }
+
+    /// The current processes.
+    pub(super) fn processes(&self) -> impl Iterator<Item = &ManagedProcess> {
+        self.processes.iter().map(|(_, process)| process)
     }
 
     /// Stops all sidecars. Checks that Cofferdam has reported no missing rights.

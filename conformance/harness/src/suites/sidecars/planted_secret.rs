@@ -10,6 +10,7 @@ use std::{
 use anyhow::{Context as _, Result, ensure};
 use base64::{Engine as _, engine::general_purpose::STANDARD};
 use http::Request;
+use k8s_openapi::api::core::v1::Secret;
 use kube::{
     Api, Client,
     api::{DynamicObject, ListParams},
@@ -21,31 +22,53 @@ use crate::process::ManagedProcess;
 /// Size of the parts of a process's memory that are searched one after the other.
 const MEMORY_PART: usize = 1 << 20;
 
-/// A value that nothing but a Secret may have. It has characters that JSON and URLs escape.
+/// A value that nothing but a Secret may have.
 pub(super) struct PlantedSecret {
     value: String,
     encodings: Vec<String>,
 }
 
+/// Minimum length of a value's part that the search looks for, in bytes.
+const MIN_MARKER_LENGTH: usize = 24;
+
 impl PlantedSecret {
-    /// A random value.
+    /// A random value with characters that JSON and URLs escape.
     ///
     /// # Errors
     /// If the system has no random numbers.
-    pub(super) fn new() -> Result<Self> {
-        let mut random = [0; 12];
+    pub(super) fn random() -> Result<Self> {
+        let mut random = [0; MIN_MARKER_LENGTH / 2];
         getrandom::fill(&mut random)?;
         let marker: String = random.iter().map(|byte| format!("{byte:02x}")).collect();
-        // The marker alone is found in every encoding but base64.
-        let value = format!("\"{marker}\\/ä%");
-        let mut encodings = vec![marker.clone()];
+        Ok(Self::new(format!("\"{marker}\\/ä%"), &marker))
+    }
+
+    /// The value of a Secret in the cluster: at least 24 letters and digits, which are unique.
+    ///
+    /// # Errors
+    /// If the Secret or the key is missing, or the value has another form.
+    pub(super) async fn read(client: &Client, namespace: &str, name: &str, key: &str) -> Result<Self> {
+        let secret = Api::<Secret>::namespaced(client.clone(), namespace).get(name).await?;
+        let value = secret.data.and_then(|mut data| data.remove(key)).context("a Secret without the key")?;
+        let value = String::from_utf8(value.0)?;
+        let is_marker = value.len() >= MIN_MARKER_LENGTH && value.bytes().all(|b| b.is_ascii_alphanumeric());
+        ensure!(
+            is_marker,
+            "{namespace}/{name}, {key}: expected at least {MIN_MARKER_LENGTH} letters and digits"
+        );
+        Ok(Self::new(value.clone(), &value))
+    }
+
+    /// A value that contains `marker`, which every encoding but base64 leaves unchanged.
+    fn new(value: String, marker: &str) -> Self {
+        let mut encodings = vec![marker.to_owned()];
         // The base64 of a part depends on its position in the value, modulo 3, except for its first and last
         // characters.
         for prefix in ["", "x", "xx"] {
             let encoded = STANDARD.encode(format!("{prefix}{marker}"));
             encodings.extend(encoded.get(4..28).map(str::to_owned));
         }
-        Ok(Self { value, encodings })
+        Self { value, encodings }
     }
 
     /// The value.
@@ -69,7 +92,7 @@ impl PlantedSecret {
         &self,
         client: &Client,
         directory: &Path,
-        processes: &[ManagedProcess],
+        processes: impl IntoIterator<Item = &ManagedProcess>,
         namespace: &str,
         secret: &str,
     ) -> Result<String> {
@@ -113,7 +136,8 @@ impl PlantedSecret {
         }
         let mut memory_hits = Vec::new();
         for process in processes {
-            if self.is_in(process.metrics_page().await?.as_bytes()) {
+            // The programs of a driver may have no metrics.
+            if process.metrics_client().is_ok() && self.is_in(process.metrics_page().await?.as_bytes()) {
                 hits.insert(format!("metrics of {}", process.name()));
             }
             let id = process.id().with_context(|| format!("{} does not run", process.name()))?;

@@ -2,32 +2,30 @@
 //! for a Go driver with the oddities of public drivers. Each row runs with both implementations, one after
 //! the other, and has one expected result. A planted Secret value must not be found outside of its Secret.
 
-mod planted_secret;
-
-use std::time::Duration;
+use std::{collections::BTreeMap, time::Duration};
 
 use anyhow::{Context as _, Result, ensure};
 use k8s_openapi::api::{
-    core::v1::{ConfigMap, Event, PersistentVolume, Secret},
+    core::v1::{Event, PersistentVolume, Secret},
     storage::v1::VolumeAttachment,
 };
 use kube::{Api, Client, api::ListParams};
-use serde_json::{Value, json};
+use serde_json::json;
 
+use super::{planted_secret::PlantedSecret, simulated_node, slot::SLOTS};
 use crate::{
     account::Account,
     claims::Claims,
     control_plane::{ApiUser, BINDER_CONTROLLERS, ControlPlane, ControlPlaneOptions},
     driver::CsiDriverProcess,
     implementation::Implementation,
-    namespaces,
+    journal,
     process::ManagedProcess,
     retry,
     run::SuiteRun,
     sidecar,
     wait::until,
 };
-use planted_secret::PlantedSecret;
 
 const TIMEOUT: Duration = Duration::from_secs(120);
 const NODE: &str = "node-1";
@@ -49,10 +47,6 @@ const METHODS_WITH_SECRET: [&str; 5] = [
     "ControllerUnpublishVolume",
     "ControllerExpandVolume",
 ];
-
-/// A sidecar and the role of Cofferdam that replaces it.
-const SIDECARS: [(&str, &str); 3] =
-    [("csi-provisioner", "provisioner"), ("csi-attacher", "attacher"), ("csi-resizer", "resizer")];
 
 /// An oddity of a driver, and what to do and to expect.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -84,16 +78,16 @@ const ROWS: [Row; 8] = [
     Row::ReadyLate,
 ];
 
-pub(super) async fn run(run: &SuiteRun) -> Result<()> {
+pub(in crate::suites) async fn run(run: &SuiteRun) -> Result<()> {
     let options = ControlPlaneOptions {
         controllers: Some(BINDER_CONTROLLERS.to_owned()),
         ..ControlPlaneOptions::default()
     };
     let plane = ControlPlane::start(run, options).await?;
     let mut accounts = Vec::new();
-    for (_, role) in SIDECARS {
+    for slot in SLOTS {
         let flags = ["--secret-namespaces", "*"];
-        accounts.push(Account::with_flags(run, &plane, &[role], &flags).await?);
+        accounts.push(Account::with_flags(run, &plane, &[slot.role], &flags).await?);
     }
     for row in ROWS {
         for implementation in [Implementation::Upstream, Implementation::Cofferdam] {
@@ -160,7 +154,7 @@ impl Case {
         // Short: the path of a socket has at most 107 bytes.
         let driver_name = format!("{name}.dev");
         let client = plane.client().clone();
-        let secret = PlantedSecret::new()?;
+        let secret = PlantedSecret::random()?;
         let mut flags = row.driver_flags(&secret);
         flags.push("--any-node".to_owned());
         let flags: Vec<&str> = flags.iter().map(String::as_str).collect();
@@ -182,9 +176,10 @@ impl Case {
             | Row::ReadyLate => json!({}),
         };
         let claims = Claims::with_parameters(&client, &name, &driver_name, parameters).await?;
-        register_on_node(&client, &driver_name).await?;
+        simulated_node::register(&client, NODE, &driver_name, NODE, &BTreeMap::new()).await?;
         let mut controllers = Vec::new();
-        for ((sidecar, _), account) in SIDECARS.into_iter().zip(accounts) {
+        for (slot, account) in SLOTS.into_iter().zip(accounts) {
+            let sidecar = slot.name;
             let mut flags = vec!["--timeout=3s", "--retry-interval-start=200ms", "--retry-interval-max=1s"];
             if sidecar == "csi-provisioner" {
                 // With a topology of the driver it would need one of the node.
@@ -271,7 +266,7 @@ impl Case {
             self.row != Row::ReadyLate || probes >= PROBES_UNTIL_READY,
             "{probes} calls of Probe: expected {PROBES_UNTIL_READY}"
         );
-        self.ensure_empty_journal().await?;
+        until("an empty journal", TIMEOUT, async || journal::ensure_intents(&self.client, 0).await).await?;
         if matches!(self.row, Row::Secret(_)) {
             let hits = self
                 .secret
@@ -283,21 +278,6 @@ impl Case {
             controller.stop().await?;
         }
         self.driver.process.stop().await
-    }
-
-    async fn ensure_empty_journal(&self) -> Result<()> {
-        if self.implementation == Implementation::Upstream {
-            return Ok(());
-        }
-        let maps: Api<ConfigMap> = Api::namespaced(self.client.clone(), namespaces::COFFERDAM);
-        let parameters = ListParams::default().labels("cofferdam.dev/journal=intents");
-        until("an empty journal", TIMEOUT, async || {
-            let maps = maps.list(&parameters).await?;
-            let intents: usize = maps.iter().filter_map(|map| Some(map.data.as_ref()?.len())).sum();
-            ensure!(intents == 0, "the journal has {intents} intents");
-            Ok(())
-        })
-        .await
     }
 
     async fn write_secret(&self, value: &str) -> Result<()> {
@@ -376,21 +356,4 @@ impl Case {
         })
         .await
     }
-}
-
-/// Adds the driver to the CSINode of the node, which is created with the first driver.
-async fn register_on_node(client: &Client, driver: &str) -> Result<()> {
-    use k8s_openapi::api::{core::v1::Node, storage::v1::CSINode};
-    let nodes = Api::<Node>::all(client.clone());
-    if nodes.get_opt(NODE).await?.is_none() {
-        retry::create(&nodes, &serde_json::from_value(json!({ "metadata": { "name": NODE } }))?).await?;
-    }
-    let entry: Value = json!({ "name": driver, "nodeID": NODE, "topologyKeys": null });
-    let objects = Api::<CSINode>::all(client.clone());
-    let metadata = json!({ "name": NODE });
-    if objects.get_opt(NODE).await?.is_some() {
-        retry::delete(&objects, NODE).await?;
-    }
-    let object = json!({ "metadata": metadata, "spec": { "drivers": [entry] } });
-    retry::create(&objects, &serde_json::from_value(object)?).await
 }

@@ -1,0 +1,9 @@
+//! Suites in which Cofferdam runs under the names of CSI sidecars and with their command lines.
+
+pub(super) mod mixed;
+pub(super) mod oddities;
+mod planted_secret;
+mod simulated_node;
+mod slot;
+pub(super) mod strangers;
+mod users;
