@@ -32,6 +32,7 @@ func run() error {
 	faults := faults{oddities: oddities}
 	options.oddities = oddities
 	socket := flag.String("socket", "", "unix `socket` to serve CSI on")
+	registry := flag.String("register", "", "kubelet's registration `directory`: register the driver behind --socket there, and serve nothing else")
 	admin := flag.String("admin", "", "unix `socket` of the HTTP admin interface: state and fault injection")
 	flag.StringVar(&options.name, "name", "peer.cofferdam.dev", "`name` of the driver")
 	flag.StringVar(&options.node, "node", "node-1", "`name` of the node that the node service runs on")
@@ -51,6 +52,9 @@ func run() error {
 	flag.Parse()
 	if *socket == "" || flag.NArg() != 0 {
 		return fmt.Errorf("expected --socket and no arguments")
+	}
+	if *registry != "" {
+		return register(options.name, *socket, *registry)
 	}
 
 	listener, err := listen(*socket)

@@ -8,8 +8,8 @@ use std::{
 };
 
 use anyhow::{Context as _, Result, ensure};
-use k8s_openapi::api::core::v1::Node as NodeObject;
-use kube::Api;
+use k8s_openapi::api::{core::v1::Node as NodeObject, storage::v1::CSINode};
+use kube::{Api, Client};
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::{Value, json};
 
@@ -481,4 +481,14 @@ fn kubelet_command(
         .arg(format_args!("--root-dir={}", paths.root.display()))
         .arg(format_args!("--cert-dir={}", directory.join("pki").display()))
         .arg(format_args!("--hostname-override={name}")))
+}
+
+/// Checks that kubelet has registered a driver on a node.
+///
+/// # Errors
+/// If the CSINode has no such driver, or the request fails.
+pub(crate) async fn ensure_registered(client: &Client, node: &str, driver: &str) -> Result<()> {
+    let drivers = Api::<CSINode>::all(client.clone()).get(node).await?.spec.drivers;
+    ensure!(drivers.iter().any(|registered| registered.name == driver), "CSINode has {drivers:?}");
+    Ok(())
 }

@@ -4,6 +4,7 @@
 //! provisioner, the attacher, the resizer and the attach-detach controller are each killed and replaced by
 //! the other implementation, and later replaced back. The CSI socket stays the same.
 
+mod registrar;
 mod slots;
 mod storage;
 mod users;
@@ -65,7 +66,7 @@ pub(super) async fn run(run: &SuiteRun) -> Result<()> {
     let node = KubeletNode::start(run, &plane, NODE).await?;
     let storage = DriverUnderTest::start_cofferdam(run, &node).await?;
     COFFERDAM_CSI_SERVER.run(run, &mut plane, &node, storage).await?;
-    let storage = DriverUnderTest::start_go(run, &node).await?;
+    let storage = DriverUnderTest::start_go(run, plane.client(), &node).await?;
     GO_DRIVER.run(run, &mut plane, &node, storage).await?;
     node.stop().await?;
     plane.stop().await?;

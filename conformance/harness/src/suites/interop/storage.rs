@@ -11,12 +11,13 @@ use serde_json::Value;
 
 use crate::{
     backend::{BackendFixture, NodeRoles},
-    cofferdam,
     driver::CsiDriverProcess,
     node::KubeletNode,
     process::{self, ManagedProcess},
     run::SuiteRun,
 };
+
+use super::registrar;
 
 const GO_DRIVER_NAME: &str = "go.conformance.cofferdam.dev";
 
@@ -56,12 +57,12 @@ impl DriverUnderTest {
         })))
     }
 
-    pub(super) async fn start_go(run: &SuiteRun, node: &KubeletNode) -> Result<Self> {
+    pub(super) async fn start_go(run: &SuiteRun, client: &Client, node: &KubeletNode) -> Result<Self> {
         let volumes = format!("--directory={}", run.scratch().join("volumes").display());
         let driver =
             CsiDriverProcess::start(run, GO_DRIVER_NAME, &[&volumes, &format!("--node={}", node.name())])
                 .await?;
-        let registrar = cofferdam::start_registrar(run, node.name(), driver.socket(), node.root()).await?;
+        let registrar = registrar::replace(run, client, node, &driver, GO_DRIVER_NAME).await?;
         Ok(Self::Go(Box::new(GoDriver { driver, registrar })))
     }
 

@@ -14,8 +14,8 @@ use std::{
 };
 
 use anyhow::{Context as _, Result, ensure};
-use k8s_openapi::api::storage::v1::{CSINode, StorageClass};
-use kube::{Api, Client, api::ListParams};
+use k8s_openapi::api::storage::v1::StorageClass;
+use kube::{Api, api::ListParams};
 use serde_json::Value;
 use tokio::net::{TcpStream, UnixStream};
 
@@ -25,7 +25,7 @@ use crate::{
     control_plane::{ControlPlane, ControlPlaneOptions},
     implementation::Implementation,
     journal,
-    node::KubeletNode,
+    node::{self, KubeletNode},
     process::{self, CommandSpec, ManagedProcess},
     run::SuiteRun,
     wait::until,
@@ -83,7 +83,10 @@ pub(in crate::suites) async fn run(run: &SuiteRun) -> Result<()> {
         simulated_node::register(plane.client(), NODE, &description.driver, id, topology).await?;
     }
     if has_node {
-        wait_registered(plane.client(), &description.driver).await?;
+        until("kubelet has registered the driver", TIMEOUT, async || {
+            node::ensure_registered(plane.client(), NODE, &description.driver).await
+        })
+        .await?;
     }
     let slots = SidecarSlots::start(run, &plane, &description, &driver.socket).await?;
     if let Some(arguments) = description.sidecars.get("livenessprobe") {
@@ -322,17 +325,6 @@ async fn start_driver(
         })
         .await?;
     Ok(process)
-}
-
-/// Waits until kubelet has registered the driver.
-async fn wait_registered(client: &Client, driver: &str) -> Result<()> {
-    until("kubelet has registered the driver", TIMEOUT, async || {
-        let node = Api::<CSINode>::all(client.clone()).get(NODE).await?;
-        let is_registered = node.spec.drivers.iter().any(|registered| registered.name == driver);
-        ensure!(is_registered, "CSINode has {:?}", node.spec.drivers);
-        Ok(())
-    })
-    .await
 }
 
 /// Successful calls of a method by all processes of an implementation, from the metrics at their ends.
