@@ -122,10 +122,10 @@ struct AuditStatus {
     code: Option<u16>,
 }
 
-/// The audit policy: log every completed response to service accounts of Cofferdam's namespaces, and what they
-/// write to Leases. The API server logs a rejection before it sends it, so that none is missed if the client or the API server is
+/// The audit policy: log every completed response to service accounts of Cofferdam's namespaces, with the body
+/// of requests for Leases, or with `has_bodies` of all requests. The API server logs a rejection before it sends it, so that none is missed if the client or the API server is
 /// killed.
-pub(crate) fn policy() -> String {
+pub(crate) fn policy(has_bodies: bool) -> String {
     let groups = [namespaces::COFFERDAM, namespaces::SCENARIOS]
         .map(|namespace| format!("system:serviceaccounts:{namespace}"));
     json!({
@@ -139,7 +139,7 @@ pub(crate) fn policy() -> String {
                 "userGroups": groups,
                 "resources": [{ "group": "coordination.k8s.io", "resources": ["leases"] }],
             },
-            { "level": "Metadata", "userGroups": groups },
+            { "level": if has_bodies { "Request" } else { "Metadata" }, "userGroups": groups },
             { "level": "None" },
         ],
     })

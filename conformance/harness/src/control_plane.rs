@@ -55,6 +55,8 @@ pub struct ControlPlaneOptions {
     /// Disable the audit log, which uses CPU time of the API server. Forbidden requests are not detected
     /// then.
     pub is_unaudited: bool,
+    /// Log the bodies of requests of Cofferdam's accounts in the audit log.
+    pub has_audited_bodies: bool,
 }
 
 /// A user of the API.
@@ -487,7 +489,7 @@ fn apiserver_command(
         .arg("--allow-privileged=true");
     if !options.is_unaudited {
         let policy = credentials.directory.join("audit.json");
-        fs::write(&policy, audit::policy())?;
+        fs::write(&policy, audit::policy(options.has_audited_bodies))?;
         spec = spec
             .arg(format_args!("--audit-policy-file={}", policy.display()))
             .arg(format_args!("--audit-log-path={}", run.log("audit").display()))

@@ -325,26 +325,19 @@ impl ResolvedConfig {
             .map_err(|error| self.value_error("leader-election", error.to_string()))
     }
 
-    /// Rejects addresses that exclude each other in the Go sidecars, which accept the default of
-    /// `health-port` beside `http-endpoint`.
+    /// Rejects two addresses for health. The Go sidecars accept the default of `health-port` beside
+    /// `http-endpoint`.
     fn check_endpoints(&self) -> Result<(), ConfigError> {
-        let Configuration { role, http_endpoint, metrics_address, health_port, .. } = &self.configuration;
+        let Configuration { role, http_endpoint, health_port, .. } = &self.configuration;
         if http_endpoint.is_none() {
             return Ok(());
         }
-        let exclusive = |key| {
-            let problem =
-                "cannot be set with http-endpoint, which has the same pages: expected one of the two";
-            Err(self.value_error(key, problem.to_owned()))
-        };
         let has_other_port = |default: u16| health_port.is_some_and(|port| port != default);
-        if metrics_address.is_some() {
-            exclusive("metrics-address")
-        } else if role.default_health_port().is_some_and(has_other_port) {
-            exclusive("health-port")
-        } else {
-            Ok(())
+        if !role.default_health_port().is_some_and(has_other_port) {
+            return Ok(());
         }
+        let problem = "cannot be set with http-endpoint, which has the same pages: expected one of the two";
+        Err(self.value_error("health-port", problem.to_owned()))
     }
 
     /// Rejects keys of a section that do not apply to its kind of driver.

@@ -206,8 +206,7 @@ settings! {
         http_endpoint: Option<HttpEndpoint> = Text("ADDRESS"), Unset;
     }
     SIDECARS => {
-        /// Deprecated: address of the metrics only, in place of --http-endpoint; with the role liveness
-        /// beside --health-port
+        /// Address of the metrics only; --http-endpoint or --health-port then has health only
         metrics_address: Option<HttpEndpoint> = Text("ADDRESS"), Unset;
         /// Path of the metrics
         metrics_path: MetricsPath = Text("PATH"), Value("/metrics");

@@ -218,11 +218,6 @@ fn an_invalid_flag_or_variable_is_reported_with_value_and_expectation() {
              127.0.0.1:8080",
         ),
         (
-            flags_with(&[("http-endpoint", ":1"), ("metrics-address", ":2")]),
-            "flag --metrics-address: cannot be set with http-endpoint, which has the same pages: expected \
-             one of the two",
-        ),
-        (
             flags_with(&[("role", "liveness"), ("http-endpoint", ":1"), ("health-port", "2")]),
             "flag --health-port: cannot be set with http-endpoint, which has the same pages: expected one of \
              the two",

@@ -1,4 +1,5 @@
-//! Addresses of a process' telemetry servers, and the pages of each. The rules are those of the Go sidecars.
+//! Addresses of a process' telemetry servers, and the pages of each. The rules are those of the Go sidecars,
+//! which exclude `http-endpoint` beside `metrics-address`.
 
 use std::fmt;
 
@@ -51,19 +52,16 @@ impl fmt::Display for Pages {
 
 /// The telemetry servers of a process.
 ///
-/// - With `http-endpoint`, one server with all pages.
-/// - Else, with `metrics-address`, a server of the metrics only.
-/// - Else, with the roles `liveness` or `registrar`, a server of health on `health-port` of every address of
-///   the machine; it has the metrics, too, if they have no server of their own.
+/// - With `metrics-address`, a server of the metrics.
+/// - With `http-endpoint`, or else with the roles `liveness` or `registrar` on `health-port` of every address
+///   of the machine, a server of health; it has the metrics, too, if they have no server of their own.
 pub(crate) fn endpoints(configuration: &Configuration) -> Vec<TelemetryEndpoint> {
     let metrics_path = || configuration.metrics_path.clone();
-    if let Some(address) = configuration.http_endpoint.clone() {
-        return vec![TelemetryEndpoint { address, pages: Pages::All(metrics_path()) }];
-    }
     let default_port = configuration.role.default_health_port();
     let health_port = default_port.map(|default| configuration.health_port.unwrap_or(default));
-    let health = health_port.filter(|port| *port != 0).map(|port| TelemetryEndpoint {
-        address: HttpEndpoint { host: None, port },
+    let health_port = health_port.filter(|port| *port != 0).map(|port| HttpEndpoint { host: None, port });
+    let health = configuration.http_endpoint.clone().or(health_port).map(|address| TelemetryEndpoint {
+        address,
         pages: match configuration.metrics_address {
             Some(_) => Pages::Health,
             None => Pages::All(metrics_path()),
@@ -95,12 +93,16 @@ mod tests {
     fn endpoints_are_those_of_the_sidecars() {
         type Case = (&'static [(&'static str, &'static str)], &'static [&'static str]);
         #[rustfmt::skip] // one row a case
-        let cases: [Case; 13] = [
+        let cases: [Case; 15] = [
             (&[("role", "provisioner")], &[]),
             (&[("role", "provisioner"), ("http-endpoint", ":1")], &[":1 /healthz, /readyz and /metrics"]),
             (&[("role", "provisioner"), ("http-endpoint", ":1"), ("metrics-path", "/m")],
                 &[":1 /healthz, /readyz and /m"]),
             (&[("role", "provisioner"), ("metrics-address", ":1"), ("metrics-path", "/m")], &[":1 /m"]),
+            (&[("role", "provisioner"), ("http-endpoint", ":1"), ("metrics-address", ":2")],
+                &[":1 /healthz and /readyz", ":2 /metrics"]),
+            (&[("role", "liveness"), ("http-endpoint", ":1"), ("metrics-address", ":2")],
+                &[":1 /healthz and /readyz", ":2 /metrics"]),
             (&[("role", "provisioner"), ("health-port", "1")], &[]),
             (&[("role", "liveness")], &[":9808 /healthz, /readyz and /metrics"]),
             (&[("role", "liveness"), ("health-port", "1")], &[":1 /healthz, /readyz and /metrics"]),

@@ -90,6 +90,7 @@ const HANDOVERS: [End; 5] = [
 pub(in crate::suites) async fn run(run: &SuiteRun) -> Result<()> {
     let options = ControlPlaneOptions {
         controllers: Some(BINDER_CONTROLLERS.to_owned()),
+        has_audited_bodies: true,
         ..ControlPlaneOptions::default()
     };
     let plane = ControlPlane::start(run, options).await?;
@@ -145,7 +146,8 @@ pub(in crate::suites) async fn run(run: &SuiteRun) -> Result<()> {
     let replicas = replicas.stop().await?;
     check_terms(run, &replicas)?;
     driver.process.stop().await?;
-    plane.stop().await
+    plane.stop().await?;
+    secret.ensure_not_in_files(run.directory())
 }
 
 /// The processes of all replicas.

@@ -81,6 +81,7 @@ const ROWS: [Row; 8] = [
 pub(in crate::suites) async fn run(run: &SuiteRun) -> Result<()> {
     let options = ControlPlaneOptions {
         controllers: Some(BINDER_CONTROLLERS.to_owned()),
+        has_audited_bodies: true,
         ..ControlPlaneOptions::default()
     };
     let plane = ControlPlane::start(run, options).await?;
@@ -277,7 +278,8 @@ impl Case {
         for controller in &mut self.controllers {
             controller.stop().await?;
         }
-        self.driver.process.stop().await
+        self.driver.process.stop().await?;
+        self.secret.ensure_not_in_files(run.directory())
     }
 
     async fn write_secret(&self, value: &str) -> Result<()> {

@@ -69,6 +69,7 @@ pub(in crate::suites) async fn run(run: &SuiteRun) -> Result<()> {
     let options = ControlPlaneOptions {
         controllers: Some(controllers),
         has_scheduler: has_node,
+        has_audited_bodies: description.planted_secret.is_some(),
         ..ControlPlaneOptions::default()
     };
     let plane = ControlPlane::start(run, options).await?;
