@@ -342,7 +342,7 @@ impl LeaderElector {
 
     /// Gives the Lease up, so that another process can take it at once. A failed request is logged: the Lease
     /// then ends after its duration.
-    pub async fn release(mut self) {
+    pub async fn release(&mut self) {
         *self.health.0.lock() = None;
         self.metrics.set_leader(&self.candidate.name, false);
         let released: Result<(), ApiError> = async {

@@ -12,6 +12,7 @@
 //! | [`store`] | [`ObjectStore`] of one kind, [`Cache`] of all kinds |
 //! | [`writer`], [`events`], [`secrets`], [`deletion_freeze`], [`reflector`] | writes, reads and watches |
 //! | [`leader_election`] | one active process per Lease |
+//! | [`leadership`] | the terms in which controllers may work |
 //! | [`journal`] | CreateVolume requests that are written to ConfigMaps before they are sent to a driver |
 //!
 //! Controllers decide from the cache, and read live only before effects that need the current state. Watches,
@@ -26,6 +27,7 @@ pub mod events;
 pub mod index;
 pub mod journal;
 pub mod leader_election;
+pub mod leadership;
 pub mod metrics;
 pub mod objects;
 pub mod observer;

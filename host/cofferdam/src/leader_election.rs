@@ -1,23 +1,23 @@
-//! Leader election of a process: its roles run only while it holds all of their Leases.
+//! Leader election of a process: its roles work only while it holds all of their Leases. A process that loses
+//! one stops work, keeps its caches, and competes again.
 
-use std::{collections::HashMap, path::Path, sync::Arc};
+use std::{collections::HashMap, future::pending, path::Path, sync::Arc, time::Duration};
 
 use cofferdam_cluster::{
     api::ApiClient,
-    leader_election::{
-        LeaderElector, LeaderHealth, LeaseCandidate, LeaseLost, sanitize_name, with_random_part,
-    },
+    leader_election::{LeaderElector, LeaderHealth, LeaseCandidate, sanitize_name, with_random_part},
+    leadership::{Leadership, TermSender},
     metrics::Metrics,
     system_clock,
 };
 use cofferdam_controllers::table;
 use cofferdam_domain::DriverName;
-use tokio::{sync::watch, task::JoinSet};
+use futures::future::{join_all, select_all};
+use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
 
 use crate::{
     config::{Configuration, ResolvedConfig},
-    error::CommandError,
     host_name::host_name,
     telemetry::{LeaderElectionHealth, Unhealthy},
 };
@@ -27,12 +27,14 @@ const POD_NAMESPACE: &str = "POD_NAMESPACE";
 /// File with the namespace of the pod's service account.
 const NAMESPACE_FILE: &str = "/var/run/secrets/kubernetes.io/serviceaccount/namespace";
 
+/// Time after which requests to release Leases are given up.
+const RELEASE_TIMEOUT: Duration = Duration::from_secs(5);
+
 /// The Leases of a process.
 pub(crate) struct LeaderElection {
     electors: Vec<LeaderElector>,
-    /// Readiness: true while this process waits for its Leases, so that a rolling update continues; then that
-    /// of the controllers.
-    ready: watch::Sender<bool>,
+    terms: TermSender,
+    leadership: Leadership,
 }
 
 impl LeaderElection {
@@ -62,7 +64,8 @@ impl LeaderElection {
             .into_iter()
             .map(|name| LeaderElector::new(api.clone(), system_clock(), metrics.clone(), candidate(name)))
             .collect();
-        Some(Self { electors, ready: watch::Sender::new(true) })
+        let (terms, leadership) = Leadership::elected();
+        Some(Self { electors, terms, leadership })
     }
 
     /// The check of `/healthz/leader-election`: of all Leases.
@@ -74,78 +77,73 @@ impl LeaderElection {
         })
     }
 
-    /// Readiness of the process.
-    pub(crate) fn ready(&self) -> watch::Receiver<bool> {
-        self.ready.subscribe()
+    /// The terms in which this process holds all Leases, once [`LeaderElection::lead`] runs.
+    pub(crate) fn leadership(&self) -> Leadership {
+        self.leadership.clone()
     }
 
-    /// Acquires the Leases one after the other, then runs `work` while it holds all of them, and releases
-    /// them when `work` has ended. `ready` is the readiness of `work`. Ends early if `stop` is cancelled
-    /// before it has acquired all Leases.
-    ///
-    /// # Errors
-    /// [`CommandError::LeaseLost`]; `work` is then cancelled. Also the error of `work`.
-    pub(crate) async fn lead(
-        self,
-        stop: &CancellationToken,
-        mut ready: watch::Receiver<bool>,
-        work: impl Future<Output = Result<(), CommandError>>,
-    ) -> Result<(), CommandError> {
-        let Self { electors, ready: process_ready } = self;
-        let release = CancellationToken::new();
-        let mut renewals: JoinSet<Result<(), LeaseLost>> = JoinSet::new();
-        let result = async {
-            for mut elector in electors {
+    /// Competes for the Leases until `work` has ended, then releases those that it holds. `work` works in the
+    /// terms of [`LeaderElection::leadership`].
+    pub(crate) async fn lead<T>(self, work: impl Future<Output = T>) -> T {
+        let work_ended = CancellationToken::new();
+        let guarded_work = async {
+            let result = work.await;
+            work_ended.cancel();
+            result
+        };
+        tokio::join!(guarded_work, self.campaign(&work_ended)).0
+    }
+
+    async fn campaign(self, work_ended: &CancellationToken) {
+        let Self { mut electors, terms, leadership: _ } = self;
+        while !work_ended.is_cancelled() {
+            let held = acquire_all(&mut electors, work_ended).await;
+            if held == electors.len() {
+                terms.begin();
+                let renewals = electors.iter_mut().map(|elector| Box::pin(elector.renew()));
                 tokio::select! {
                     biased;
-                    () = stop.cancelled() => return Ok(()),
-                    Some(ended) = renewals.join_next() => return Err(lease_error(ended)),
-                    () = elector.acquire() => {}
-                }
-                let release = release.clone();
-                renewals.spawn(async move {
-                    tokio::select! {
-                        biased;
-                        () = release.cancelled() => {
-                            elector.release().await;
-                            Ok(())
-                        }
-                        lost = elector.renew() => Err(lost),
+                    (lost, ..) = select_all(renewals) => {
+                        terms.end();
+                        tracing::warn!("{lost}; this process stops work, and competes for the lease again");
                     }
-                });
+                    () = work_ended.cancelled() => terms.end(),
+                }
             }
-            let forward_readiness = async {
-                loop {
-                    process_ready.send_replace(*ready.borrow_and_update());
-                    if ready.changed().await.is_err() {
-                        std::future::pending::<()>().await;
-                    }
-                }
-            };
-            tokio::select! {
-                biased;
-                Some(ended) = renewals.join_next() => Err(lease_error(ended)),
-                result = work => result,
-                () = forward_readiness => Err(CommandError::RolesStopped),
+            // A part of the Leases is of no use, and another process may need it.
+            let release = join_all(electors.iter_mut().map(LeaderElector::release));
+            if timeout(RELEASE_TIMEOUT, release).await.is_err() {
+                tracing::warn!("cannot release the leases in {RELEASE_TIMEOUT:?}: they end after their duration");
             }
         }
-        .await;
-        release.cancel();
-        while renewals.join_next().await.is_some() {}
-        result
     }
 }
 
-/// The error of a renewal that ended before the process released its Lease.
-fn lease_error(ended: Result<Result<(), LeaseLost>, tokio::task::JoinError>) -> CommandError {
-    match ended {
-        Ok(Err(lost)) => CommandError::LeaseLost(lost),
-        Ok(Ok(())) => CommandError::RolesStopped,
-        Err(panicked) => {
-            tracing::error!(%panicked, "the task of a lease panicked");
-            CommandError::RolesStopped
+/// Acquires the Leases one after the other, in the same order in each process, and renews those that it holds
+/// meanwhile. Returns their number: fewer than all if one was lost, or if `stop` was cancelled.
+async fn acquire_all(electors: &mut [LeaderElector], stop: &CancellationToken) -> usize {
+    for index in 0..electors.len() {
+        let Some((next, held)) = electors.get_mut(..=index).and_then(<[_]>::split_last_mut) else {
+            return index;
+        };
+        let renewals: Vec<_> = held.iter_mut().map(|elector| Box::pin(elector.renew())).collect();
+        let lost = async {
+            match renewals.is_empty() {
+                true => pending().await,
+                false => select_all(renewals).await.0,
+            }
+        };
+        tokio::select! {
+            biased;
+            () = stop.cancelled() => return index,
+            lost = lost => {
+                tracing::warn!("{lost}");
+                return index;
+            }
+            () = next.acquire() => {}
         }
     }
+    electors.len()
 }
 
 /// Identity of this process in Leases: the host name and a random part. The sidecars' identity is the bare

@@ -41,10 +41,9 @@ impl Workload {
     /// Readiness of the controllers. Without controllers the process is always ready: the sockets of the
     /// CSI servers and of the role `node` are bound before the workload is created.
     fn readiness(&self) -> watch::Receiver<bool> {
-        match (&self.leader_election, &self.controllers) {
-            (Some(election), _) => election.ready(),
-            (None, Some(controllers)) => controllers.ready(),
-            (None, None) => watch::channel(true).1,
+        match &self.controllers {
+            Some(controllers) => controllers.ready(),
+            None => watch::channel(true).1,
         }
     }
 
@@ -63,8 +62,8 @@ impl Workload {
         let roles = async {
             match (controllers, leader_election) {
                 (Some(controllers), Some(election)) => {
-                    let work = async { Ok(controllers.run(stop.clone()).await?) };
-                    election.lead(&stop, controllers.ready(), work).await?;
+                    let leadership = election.leadership();
+                    election.lead(controllers.run_while_leading(stop.clone(), leadership)).await?;
                 }
                 (Some(controllers), None) => controllers.run(stop.clone()).await?,
                 (None, _) => stop.cancelled().await,

@@ -107,10 +107,8 @@ impl ConflictDetector {
         store: &ObjectStore<K>,
         written_field: impl Fn(&Change<K>) -> Option<FieldPath> + Send + Sync + 'static,
     ) {
-        let detector = Arc::downgrade(self);
-        store.subscribe_foreign(move |change, json| {
-            if let (Some(detector), Some(new), Some(field)) =
-                (detector.upgrade(), &change.new, written_field(change))
+        store.subscribe_foreign(self, move |detector, change, json| {
+            if let (Some(new), Some(field)) = (&change.new, written_field(change))
                 && !field_managers(json, field).iter().any(|manager| manager == FIELD_MANAGER)
             {
                 detector.add(ObjectReference::from_object(&**new), field);

@@ -23,8 +23,8 @@ type Check = fn(&Settings, &[Arc<dyn Backend>]) -> Result<(), ControllerManagerE
 /// Function type of [`DeclaredController::watches`].
 type Watches = fn(&Settings, &[Arc<dyn Backend>]) -> Vec<WatchSpec>;
 
-/// A controller. It works on one cache: after a detected restore of the cluster from a backup, the manager
-/// creates a new cache and new controllers.
+/// A controller. It works on one cache and in one term of leadership: after a detected restore of the cluster
+/// from a backup, and at the start of each term, the manager creates new controllers.
 pub(crate) trait Controller: Send + Sync + Sized + 'static {
     /// Dependencies of the controller: cache, writer, drivers, settings, metrics.
     type Context;
@@ -32,13 +32,15 @@ pub(crate) trait Controller: Send + Sync + Sized + 'static {
     /// Creates the controller. It does nothing before [`Controller::subscribe`] and [`Controller::run`].
     fn new(context: Self::Context) -> Arc<Self>;
 
-    /// Subscribes to changes of the cache and to messages. The manager calls it before the watches start, so
-    /// that the controller is notified of every object in the first list.
+    /// Subscribes to changes of the cache and to messages, with
+    /// [`subscribe_while`](cofferdam_cluster::ObjectStore::subscribe_while): the controller is first notified
+    /// of every cached object.
     fn subscribe(self: &Arc<Self>);
 
-    /// Processes the queues, and performs periodic work, until `stop`. The manager calls it after the first
-    /// list of every kind with a required watch ([`WatchSpec::required`]), and in a process with the
-    /// provisioner after the drivers' journals are loaded.
+    /// Processes the queues, and performs periodic work, until `stop`; the manager drops it at the end of the
+    /// term. The manager calls it after the first list of every kind with a required watch
+    /// ([`WatchSpec::required`]), and in a process with the provisioner after the drivers' journals are
+    /// loaded.
     fn run(self: Arc<Self>, stop: CancellationToken) -> impl Future<Output = ()> + Send;
 }
 
@@ -131,7 +133,7 @@ fn register<C: DeclaredController>(registry: &mut Registry) -> Box<dyn Controlle
     Box::new(RegisteredController::<C>(C::register_metrics(registry)))
 }
 
-/// Creates a controller for each new cache.
+/// Creates a controller for each term.
 pub(crate) trait ControllerFactory: Send + Sync {
     /// Creates the controller and subscribes it.
     fn create(&self, process: &ProcessContext) -> Arc<dyn RunController>;

@@ -11,8 +11,11 @@ use std::{
 
 use cofferdam_backend::Backend;
 use cofferdam_cluster::{
-    ApiError, Cache, Clock, EventSink, Journal, SecretReader, Writer, metrics::Metrics,
-    observer::StepObserver, queue::ExponentialBackoff,
+    ApiError, Cache, Clock, EventSink, Journal, SecretReader, Writer,
+    leadership::{Leadership, Term},
+    metrics::Metrics,
+    observer::StepObserver,
+    queue::ExponentialBackoff,
 };
 use cofferdam_domain::{ClusterId, DriverName};
 use parking_lot::Mutex;
@@ -74,36 +77,65 @@ enum LifetimeEnd {
     Restored,
 }
 
-/// Controllers of one cache: created and subscribed, and started by [`SubscribedControllers::run`].
-struct SubscribedControllers {
-    controllers: Vec<(Role, Arc<dyn RunController>)>,
-    /// Journals that are loaded before the work starts. Empty if no controller provisions.
-    journals: Vec<Journal>,
+/// One cache, and what uses it for as long as it is valid.
+struct CacheLifetime<'a> {
+    cluster: ClusterId,
+    cache: &'a Arc<Cache>,
+    writer: &'a Writer,
+    events: &'a EventSink,
+    /// Ends the watches and the controllers.
+    stop_work: &'a CancellationToken,
 }
 
-impl SubscribedControllers {
-    /// Loads the journals, reports readiness, and runs the controllers until `stop_work` is cancelled. A
-    /// controller whose role stops earlier ends alone.
+/// The controllers of a term, and what they share.
+struct TermControllers {
+    controllers: Vec<(Role, Arc<dyn RunController>)>,
+    journals: Vec<Journal>,
+    role_stops: Arc<RoleStops>,
+    /// True if a controller provisions: then the journals are loaded before the work starts.
+    provisions: bool,
+}
+
+impl TermControllers {
+    /// Loads the journals, reports readiness, and runs the controllers until `stop` is cancelled. A
+    /// controller whose role stops earlier ends alone. The journals are flushed after the controllers have
+    /// ended.
     async fn run(
         self,
         ready: &watch::Sender<bool>,
-        role_stops: &RoleStops,
-        stop_work: &CancellationToken,
+        stop: &CancellationToken,
     ) -> Result<(), ControllerManagerError> {
-        let load = futures::future::try_join_all(self.journals.iter().map(Journal::load));
+        let stop_journals = CancellationToken::new();
+        let run_controllers = async {
+            let result = self.run_controllers(ready, stop).await;
+            stop_journals.cancel();
+            result
+        };
+        let run_journals = self.journals.iter().map(|journal| journal.run(stop_journals.clone()));
+        tokio::join!(run_controllers, futures::future::join_all(run_journals)).0
+    }
+
+    async fn run_controllers(
+        &self,
+        ready: &watch::Sender<bool>,
+        stop: &CancellationToken,
+    ) -> Result<(), ControllerManagerError> {
+        let loaded = self.journals.iter().filter(|_| self.provisions).map(Journal::load);
         tokio::select! {
             biased;
-            () = stop_work.cancelled() => return Ok(()),
-            loaded = load => loaded.map_err(ControllerManagerError::Start)?,
+            () = stop.cancelled() => return Ok(()),
+            loaded = futures::future::try_join_all(loaded) => {
+                loaded.map_err(ControllerManagerError::Start)?
+            }
         };
         ready.send_replace(true);
         let runs = self
             .controllers
             .iter()
-            .map(|(role, controller)| Arc::clone(controller).run(role_stops.token(*role)));
+            .map(|(role, controller)| Arc::clone(controller).run(self.role_stops.token(*role)));
         futures::future::join_all(runs).await;
         // All roles may have stopped: the process stays, so that its readiness says why.
-        stop_work.cancelled().await;
+        stop.cancelled().await;
         Ok(())
     }
 }
@@ -145,9 +177,10 @@ impl ControllerManager {
         })
     }
 
-    /// Readiness: true once the first list of every required watch is in the cache and, in a process with the
-    /// provisioner, the drivers' journals are loaded, until the controllers have ended. False again while a
-    /// new cache syncs after a restore.
+    /// Readiness: true once the first list of every required watch is in the cache and, in a process that
+    /// leads and has the provisioner, the drivers' journals are loaded, until the controllers have ended. A
+    /// process that waits for its first term is ready with its cache. False again while a new cache syncs
+    /// after a restore.
     pub fn ready(&self) -> watch::Receiver<bool> {
         self.ready.subscribe()
     }
@@ -177,10 +210,24 @@ impl ControllerManager {
     /// [`ControllerManagerError::Start`] if the cluster's identity or a journal cannot be read at the first
     /// start. After a restore, these reads are retried.
     pub async fn run(&self, stop: CancellationToken) -> Result<(), ControllerManagerError> {
+        self.run_while_leading(stop, Leadership::permanent()).await
+    }
+
+    /// As [`ControllerManager::run`], but the controllers run in terms of `leadership` only. Between terms
+    /// the caches stay synced. When a term ends, the controllers end at once, in-flight work included; `stop`
+    /// lets it finish.
+    ///
+    /// # Errors
+    /// As [`ControllerManager::run`]. In an elected leadership, reads of a journal are retried.
+    pub async fn run_while_leading(
+        &self,
+        stop: CancellationToken,
+        mut leadership: Leadership,
+    ) -> Result<(), ControllerManagerError> {
         let (mut is_first, mut short_lifetimes) = (true, 0);
         loop {
             let started = Instant::now();
-            let end = self.run_lifetime(&stop).await;
+            let end = self.run_lifetime(&stop, &mut leadership).await;
             self.ready.send_replace(false);
             match end {
                 Ok(LifetimeEnd::Stopped) => return Ok(()),
@@ -204,12 +251,16 @@ impl ControllerManager {
         }
     }
 
-    /// Creates a cache and runs the controllers on it, until `stop`, or until a restore was detected and its
-    /// marker written.
+    /// Creates a cache and runs the terms of the controllers on it, until `stop`, or until a restore was
+    /// detected and its marker written.
     ///
     /// # Errors
     /// [`ControllerManagerError::Start`] if the cluster's identity or a journal cannot be read.
-    async fn run_lifetime(&self, stop: &CancellationToken) -> Result<LifetimeEnd, ControllerManagerError> {
+    async fn run_lifetime(
+        &self,
+        stop: &CancellationToken,
+        leadership: &mut Leadership,
+    ) -> Result<LifetimeEnd, ControllerManagerError> {
         // 1. Create the cache, and the writer and the event sink that use it.
         let cache = Arc::new(Cache::default());
         *self.cache.lock() = Arc::clone(&cache);
@@ -224,57 +275,107 @@ impl ControllerManager {
             namespace: &self.settings.namespace,
             stop,
         };
-
-        // 2. Create and subscribe the controllers before the first object arrives: the first list enqueues
-        //    it.
-        let (stop_work, stop_journals) = (stop.child_token(), CancellationToken::new());
-        let role_stops = Arc::new(RoleStops::new(
-            self.controllers.iter().map(|(controller, _)| controller.role),
-            self.stopped_roles.clone(),
-            &stop_work,
-            self.metrics.clone(),
-        ));
-        let context = self.context(cluster, &cache, &writer, &events, &role_stops);
-        let journals: Vec<Journal> = context.drivers.values().map(|driver| driver.journal.clone()).collect();
-        let controllers = self.subscribed_controllers(&context, &journals);
         restore.subscribe_metric();
 
-        // 3. Describe the parts of the lifetime. These futures do nothing before step 4.
+        // 2. Describe the parts of the lifetime. These futures do nothing before step 3.
+        let (stop_work, stop_events) = (stop.child_token(), CancellationToken::new());
+        let lifetime = CacheLifetime {
+            cluster,
+            cache: &cache,
+            writer: &writer,
+            events: &events,
+            stop_work: &stop_work,
+        };
         let watches = self.watches();
         let run_watches = async {
             watches.run(&writer, &events, &self.metrics, &stop_work).await;
             stop_work.cancel();
         };
         // The controllers run after every required kind is synced.
-        let run_controllers = async {
+        let run_terms = async {
             let result = match watches.wait_synced(&cache, &stop_work).await {
                 true => {
                     restore.update_metric();
-                    controllers.run(&self.ready, &role_stops, &stop_work).await
+                    self.run_terms(&lifetime, leadership).await
                 }
                 false => Ok(()),
             };
             self.ready.send_replace(false);
             stop_work.cancel();
-            stop_journals.cancel();
+            stop_events.cancel();
             result
         };
 
-        // Journals and events are flushed after the controllers have ended.
-        let run_flush = async {
-            let journals = journals.iter().map(|journal| journal.run(stop_journals.clone()));
-            tokio::join!(futures::future::join_all(journals), event_loop.run(stop_journals.clone()));
-        };
-
-        // 4. Run them, and handle a restore.
-        let ((), result, (), is_restore_handled) =
-            tokio::join!(run_watches, run_controllers, run_flush, restore.run(&stop_work, &stop_journals));
+        // 3. Run them, and handle a restore. Events are flushed after the controllers have ended.
+        let ((), result, (), is_restore_handled) = tokio::join!(
+            run_watches,
+            run_terms,
+            event_loop.run(stop_events.clone()),
+            restore.run(&stop_work, &stop_events)
+        );
         if let Some(restored) = cache.restore_detector.reported().filter(|_| !is_restore_handled) {
             restore.write_marker(&restored).await;
         }
         result?;
         // Without `stop`, only a detected restore ends the watches and the controllers.
         Ok(if stop.is_cancelled() { LifetimeEnd::Stopped } else { LifetimeEnd::Restored })
+    }
+
+    /// Runs the controllers in each term, until the lifetime ends.
+    ///
+    /// # Errors
+    /// [`ControllerManagerError::Start`] if a journal cannot be read and the leadership is permanent.
+    async fn run_terms(
+        &self,
+        lifetime: &CacheLifetime<'_>,
+        leadership: &mut Leadership,
+    ) -> Result<(), ControllerManagerError> {
+        let mut failures = 0;
+        loop {
+            if leadership.term().is_none() {
+                self.ready.send_replace(true);
+            }
+            let term = tokio::select! {
+                biased;
+                () = lifetime.stop_work.cancelled() => return Ok(()),
+                term = leadership.wait_term() => term,
+            };
+            let delay = match self.run_term(lifetime, &term).await {
+                Ok(()) => {
+                    failures = 0;
+                    Duration::ZERO
+                }
+                Err(error) if leadership.is_permanent() => return Err(error),
+                Err(error) => {
+                    failures += 1;
+                    tracing::warn!(%error, "cannot start the controllers yet");
+                    RESTART_BACKOFF.delay(failures)
+                }
+            };
+            tokio::select! {
+                biased;
+                () = lifetime.stop_work.cancelled() => return Ok(()),
+                () = tokio::time::sleep(delay) => {}
+            }
+        }
+    }
+
+    /// Creates controllers and runs them until the lifetime ends, or drops them at the end of the term.
+    async fn run_term(
+        &self,
+        lifetime: &CacheLifetime<'_>,
+        term: &Term,
+    ) -> Result<(), ControllerManagerError> {
+        let stop = lifetime.stop_work.child_token();
+        let controllers = self.term_controllers(lifetime, &stop);
+        tokio::select! {
+            biased;
+            () = term.wait_end() => {
+                tracing::warn!("the term has ended: the roles have stopped, and wait for another term");
+                Ok(())
+            }
+            result = controllers.run(&self.ready, &stop) => result,
+        }
     }
 
     /// The union of the watches of the process.
@@ -284,30 +385,24 @@ impl ControllerManager {
         WatchSet::union(watches::common().into_iter().chain(declared))
     }
 
-    fn context(
-        &self,
-        cluster: ClusterId,
-        cache: &Arc<Cache>,
-        writer: &Writer,
-        events: &EventSink,
-        role_stops: &Arc<RoleStops>,
-    ) -> ProcessContext {
+    fn context(&self, lifetime: &CacheLifetime<'_>, role_stops: &Arc<RoleStops>) -> ProcessContext {
+        let CacheLifetime { cluster, cache, writer, events, .. } = lifetime;
         let (settings, backends) = (&self.settings, &self.dependencies.backends);
         let names = settings.cluster_wide(backends).map(|backend| backend.description().name.clone());
         ProcessContext {
             cache: Arc::clone(cache),
-            writer: writer.clone(),
+            writer: (*writer).clone(),
             secrets: SecretReader::new(writer, settings.secret_namespaces.clone()),
-            events: EventRecorder::new(events.clone()),
+            events: EventRecorder::new((*events).clone()),
             observer: Arc::clone(&self.dependencies.observer),
             clock: Arc::clone(&self.dependencies.clock),
             settings: settings.clone(),
-            cluster,
+            cluster: cluster.clone(),
             drivers: Arc::new(self.drivers(writer)),
             local_node: settings.local_node(backends),
             provisioned_drivers: Arc::new(names.filter(|_| self.provisions()).collect()),
             channels: Arc::default(),
-            restore_check: RestoreCheck::new(writer.clone()),
+            restore_check: RestoreCheck::new((*writer).clone()),
             role_stops: Arc::clone(role_stops),
             queue_metrics: self.metrics.clone(),
         }
@@ -344,19 +439,25 @@ impl ControllerManager {
         self.dependencies.backends.iter().map(driver).collect()
     }
 
-    /// Creates and subscribes the controllers, in the order of the table.
-    fn subscribed_controllers(
-        &self,
-        context: &ProcessContext,
-        journals: &[Journal],
-    ) -> SubscribedControllers {
-        SubscribedControllers {
+    /// Creates the controllers of a term, in the order of the table, and subscribes them: every cached object
+    /// is enqueued. `stop` stops all of them.
+    fn term_controllers(&self, lifetime: &CacheLifetime<'_>, stop: &CancellationToken) -> TermControllers {
+        let role_stops = Arc::new(RoleStops::new(
+            self.controllers.iter().map(|(controller, _)| controller.role),
+            self.stopped_roles.clone(),
+            stop,
+            self.metrics.clone(),
+        ));
+        let context = self.context(lifetime, &role_stops);
+        TermControllers {
             controllers: self
                 .controllers
                 .iter()
-                .map(|(controller, factory)| (controller.role, factory.create(context)))
+                .map(|(controller, factory)| (controller.role, factory.create(&context)))
                 .collect(),
-            journals: if self.provisions() { journals.to_vec() } else { Vec::new() },
+            journals: context.drivers.values().map(|driver| driver.journal.clone()).collect(),
+            role_stops,
+            provisions: self.provisions(),
         }
     }
 }

@@ -16,7 +16,7 @@ pub(crate) const MAX_EFFECTS: usize = 16;
 /// Interval after which the event of a lasting problem is repeated: the API server keeps events for an hour.
 pub(crate) const EVENT_REPEAT_INTERVAL: Duration = Duration::from_secs(1800);
 
-/// Calls `handler` after every change in `store`, as long as the controller exists.
+/// Calls `handler` for every object in `store`, and after every change, as long as the controller exists.
 pub(crate) fn subscribe<C, K>(
     controller: &Arc<C>,
     store: &ObjectStore<K>,
@@ -25,12 +25,7 @@ pub(crate) fn subscribe<C, K>(
     C: Send + Sync + 'static,
     K: Indexed,
 {
-    let controller = Arc::downgrade(controller);
-    store.subscribe(move |change| {
-        if let Some(controller) = controller.upgrade() {
-            handler(&controller, change);
-        }
-    });
+    store.subscribe_while(controller, handler);
 }
 
 /// Calls `callback` once per period, until `stop`. The first call is after one period.

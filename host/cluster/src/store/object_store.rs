@@ -16,9 +16,10 @@
 //! late watch event can therefore neither undo a write response nor restore a deleted object.
 
 use std::{
+    any::Any,
     collections::{HashMap, HashSet, VecDeque, hash_map::Entry},
     fmt,
-    sync::Arc,
+    sync::{Arc, Weak},
     time::Duration,
 };
 
@@ -95,13 +96,25 @@ struct Inner<K: Indexed> {
     highest_version: ResourceVersion,
 }
 
-type Subscriber<K> = Box<dyn Fn(&Change<K>) + Send + Sync>;
-type ForeignSubscriber<K> = Box<dyn Fn(&Change<K>, &str) + Send + Sync>;
+/// A subscriber, and its owner if it ends with one.
+struct Subscriber<F: ?Sized> {
+    owner: Option<Weak<dyn Any + Send + Sync>>,
+    notify: Box<F>,
+}
+
+impl<F: ?Sized> Subscriber<F> {
+    fn has_ended(&self) -> bool {
+        self.owner.as_ref().is_some_and(|owner| owner.strong_count() == 0)
+    }
+}
+
+type ChangeSubscriber<K> = Subscriber<dyn Fn(&Change<K>) + Send + Sync>;
+type ForeignSubscriber<K> = Subscriber<dyn Fn(&Change<K>, &str) + Send + Sync>;
 
 /// The cached objects of one kind.
 pub struct ObjectStore<K: Indexed> {
     inner: RwLock<Inner<K>>,
-    subscribers: RwLock<Vec<Subscriber<K>>>,
+    subscribers: RwLock<Vec<ChangeSubscriber<K>>>,
     foreign_subscribers: RwLock<Vec<ForeignSubscriber<K>>>,
     synced: watch::Sender<bool>,
     own_writes: OwnWrites<K>,
@@ -137,15 +150,57 @@ impl<K: Indexed> ObjectStore<K> {
     /// block. Changes from one thread are delivered in order. An object of an unchanged version and an object
     /// that becomes undecodable cause no call; the deletion of an undecodable object does.
     pub fn subscribe(&self, subscriber: impl Fn(&Change<K>) + Send + Sync + 'static) {
-        self.subscribers.write().push(Box::new(subscriber));
+        self.subscribers.write().push(Subscriber { owner: None, notify: Box::new(subscriber) });
+    }
+
+    /// Calls `subscriber` once for each cached object, in the order of the keys, as if it was new, and then as
+    /// [`ObjectStore::subscribe`], as long as `owner` exists.
+    pub fn subscribe_while<O>(
+        &self,
+        owner: &Arc<O>,
+        subscriber: impl Fn(&O, &Change<K>) + Send + Sync + 'static,
+    ) where
+        O: Send + Sync + 'static,
+    {
+        let weak = Arc::downgrade(owner);
+        let notify = Box::new(move |change: &Change<K>| {
+            if let Some(owner) = weak.upgrade() {
+                subscriber(&owner, change);
+            }
+        });
+        let alive: Weak<dyn Any + Send + Sync> = Arc::downgrade(owner) as Weak<dyn Any + Send + Sync>;
+        // The lock delays changes until the cached objects are delivered.
+        let mut subscribers = self.subscribers.write();
+        let mut objects = self.list();
+        objects.sort_by_key(|object| object.key());
+        for object in objects {
+            notify(&Change { key: object.key(), old: None, new: Some(object) });
+        }
+        subscribers.retain(|subscriber| !subscriber.has_ended());
+        subscribers.push(Subscriber { owner: Some(alive), notify });
     }
 
     /// Calls `subscriber` with the object's JSON after every change that another process has certainly made:
     /// a watch event delivered it, and no request of this process can have caused it
     /// ([`ObjectStore::begin_write`]). A change during such a request is delivered after the request, and a
-    /// deletion not at all. The subscriber must not block.
-    pub fn subscribe_foreign(&self, subscriber: impl Fn(&Change<K>, &str) + Send + Sync + 'static) {
-        self.foreign_subscribers.write().push(Box::new(subscriber));
+    /// deletion not at all. The subscriber must not block. It ends with `owner`.
+    pub fn subscribe_foreign<O>(
+        &self,
+        owner: &Arc<O>,
+        subscriber: impl Fn(&O, &Change<K>, &str) + Send + Sync + 'static,
+    ) where
+        O: Send + Sync + 'static,
+    {
+        let weak = Arc::downgrade(owner);
+        let notify = Box::new(move |change: &Change<K>, json: &str| {
+            if let Some(owner) = weak.upgrade() {
+                subscriber(&owner, change, json);
+            }
+        });
+        let alive: Weak<dyn Any + Send + Sync> = Arc::downgrade(owner) as Weak<dyn Any + Send + Sync>;
+        let mut subscribers = self.foreign_subscribers.write();
+        subscribers.retain(|subscriber| !subscriber.has_ended());
+        subscribers.push(Subscriber { owner: Some(alive), notify });
     }
 
     /// Looks up a key.
@@ -292,14 +347,14 @@ impl<K: Indexed> ObjectStore<K> {
 
     fn notify_foreign(&self, change: &Change<K>, json: &str) {
         for subscriber in self.foreign_subscribers.read().iter() {
-            subscriber(change, json);
+            (subscriber.notify)(change, json);
         }
     }
 
     fn notify(&self, change: Option<Change<K>>) -> bool {
         let Some(change) = change else { return false };
         for subscriber in self.subscribers.read().iter() {
-            subscriber(&change);
+            (subscriber.notify)(&change);
         }
         true
     }

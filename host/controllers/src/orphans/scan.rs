@@ -37,7 +37,7 @@ use super::{
 use crate::{
     drivers::ManagedDriver,
     events::{EventRecorder, EventSpec},
-    reconcile::{MAX_EFFECTS, action_for_write_error},
+    reconcile::{MAX_EFFECTS, action_for_write_error, subscribe},
     restore_check::RestoreCheck,
     settings::CallSettings,
     volume_listing::{ListingError, VolumePages},
@@ -109,24 +109,20 @@ impl OrphanScanner {
     /// that has a request to delete, and all drivers after a change of the marker.
     pub(crate) fn subscribe(self: &Arc<Self>) {
         let cache = &self.context.cache;
-        let controller = Arc::downgrade(self);
-        cache.orphan_reports.subscribe(move |change: &Change<OrphanReport>| {
+        subscribe(self, &cache.orphan_reports, |controller: &Self, change: &Change<OrphanReport>| {
             let has_request = change
                 .new
                 .as_ref()
                 .is_some_and(|map| map.data_value(DELETE).or(map.data_value(DELETING)).is_some());
-            if let Some(controller) = controller.upgrade().filter(|_| has_request) {
+            if has_request {
                 let drivers = controller.scan_states.keys();
                 drivers
                     .filter(|driver| controller.report_key(driver) == change.key)
                     .for_each(|name| controller.queue.add(name.clone()));
             }
         });
-        let controller = Arc::downgrade(self);
-        cache.restore_markers.subscribe(move |_| {
-            if let Some(controller) = controller.upgrade() {
-                controller.scan_states.keys().for_each(|name| controller.queue.add(name.clone()));
-            }
+        subscribe(self, &cache.restore_markers, |controller: &Self, _| {
+            controller.scan_states.keys().for_each(|name| controller.queue.add(name.clone()));
         });
     }
 

@@ -77,12 +77,12 @@ impl Controller for Protection {
                 controller.enqueue_deleting_classes();
             }
         });
-        let classes = self.attributes_classes.clone();
-        cache.attributes_classes.subscribe(move |change| classes.add(change.key.clone()));
-        let claims = self.claims.clone();
-        cache.pods.subscribe(move |change: &Change<Pod>| {
+        subscribe(self, &cache.attributes_classes, |controller: &Self, change| {
+            controller.attributes_classes.add(change.key.clone());
+        });
+        subscribe(self, &cache.pods, |controller: &Self, change: &Change<Pod>| {
             for pod in [&change.old, &change.new].into_iter().flatten() {
-                PodIndex::claims_of(pod).for_each(|claim| claims.add(claim));
+                PodIndex::claims_of(pod).for_each(|claim| controller.claims.add(claim));
             }
         });
     }
