@@ -362,6 +362,9 @@ impl Journal {
                 self.inner.writer.api().send_json_for_version(Method::PATCH, &path, &body, &name).await
             }
             None => {
+                if index > 0 {
+                    self.announce_shard(index).await?;
+                }
                 let metadata = self.metadata(&name);
                 let body =
                     json!({"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, "data": data});

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 
 use cofferdam_domain::ids::ResourceVersion;
+use futures::future::try_join_all;
 use http::Method;
 use serde_json::json;
 use tokio::time::Instant;
@@ -11,7 +12,9 @@ use super::{
     commit::MAX_COMMIT_ATTEMPTS,
     config_map::SHARD_COUNT,
     error::{JournalError, journal_error},
-    ownership::{OWNER, OWNER_CHECK_INTERVAL, Ownership, RENEW_INTERVAL, RENEWALS},
+    ownership::{
+        OWNER, OWNER_CHECK_INTERVAL, Ownership, RENEW_INTERVAL, RENEWALS, RETRY_TOLERANCE, SHARDS, Versions,
+    },
     state::Journal,
 };
 use crate::{api::ApiError, leader_election::with_random_part};
@@ -41,7 +44,10 @@ impl Journal {
     fn is_owned(&self) -> Result<bool, JournalError> {
         let mut state = self.inner.state.lock();
         match &state.ownership {
-            Ownership::Owned { .. } => Ok(true),
+            Ownership::Owned { .. } => {
+                state.worked_at = Some(Instant::now());
+                Ok(true)
+            }
             Ownership::Unclaimed => Ok(false),
             Ownership::Lost(rival) => {
                 let taken = JournalError::Taken(rival.owner.clone());
@@ -51,20 +57,21 @@ impl Journal {
         }
     }
 
-    /// Writes a new owner, after a read of all shards: another process may have written intents since the
-    /// last one, and removed some of this process.
+    /// Writes a new owner to all ConfigMaps, after a read of all of them: another process may have written
+    /// intents since the last one, and removed some of this process.
     async fn take(&self) -> Result<(), ApiError> {
         let owner = with_random_part(&self.inner.state.lock().identity);
         let mut conflict = None;
         for _ in 0..MAX_COMMIT_ATTEMPTS {
-            for index in 0..SHARD_COUNT {
-                let contents = self.fetch_shard(index).await?;
+            let reads = (0..SHARD_COUNT).map(|index| self.fetch_shard(index));
+            for (index, contents) in try_join_all(reads).await?.into_iter().enumerate() {
                 self.forget_removed_intents(index, contents.as_ref());
                 self.apply_shard(index, contents, &mut BTreeMap::new());
             }
-            match self.write_annotation(OWNER, &owner).await {
+            match self.write_owner(&owner).await {
                 Ok(since) => {
                     tracing::info!(driver = %self.inner.driver, owner, "took the intent journal");
+                    self.inner.state.lock().worked_at = Some(Instant::now());
                     self.set_ownership(Ownership::Owned { owner, since });
                     return Ok(());
                 }
@@ -72,13 +79,59 @@ impl Journal {
                     conflict = Some(error);
                 }
                 Err(error) => {
-                    self.invalidate(0);
+                    self.invalidate_all();
                     return Err(error);
                 }
             }
         }
-        self.invalidate(0);
+        self.invalidate_all();
         Err(conflict.unwrap_or_else(|| ApiError::Conflict(self.shard_name(0))))
+    }
+
+    /// Writes the owner to all ConfigMaps that exist or are announced, the first one last: it makes the take
+    /// effective. Returns the versions; zero for a ConfigMap that is neither.
+    async fn write_owner(&self, owner: &str) -> Result<Versions, ApiError> {
+        let announced = self.inner.state.lock().announced_shards;
+        let others = (1..SHARD_COUNT).filter(|index| self.has_config_map(*index) || *index < announced);
+        let writes = others.map(|index| async move {
+            self.write_annotation(index, OWNER, owner).await.map(|version| (index, version))
+        });
+        let mut written = try_join_all(writes).await?;
+        written.push((0, self.write_annotation(0, OWNER, owner).await?));
+        let mut versions = Versions::default();
+        for (index, version) in written {
+            if let Some(slot) = versions.get_mut(index) {
+                *slot = version;
+            }
+        }
+        Ok(versions)
+    }
+
+    fn invalidate_all(&self) {
+        (0..SHARD_COUNT).for_each(|index| self.invalidate(index));
+    }
+
+    /// Announces in the first ConfigMap that the ConfigMap `index` is about to be created. The write fails if
+    /// another process has taken the journal.
+    ///
+    /// # Errors
+    /// [`ApiError::Conflict`] also if the first ConfigMap had to be read again.
+    pub(super) async fn announce_shard(&self, index: usize) -> Result<(), ApiError> {
+        if !self.is_loaded(0) {
+            self.read_shard(0, &mut BTreeMap::new()).await?;
+            // The batch is checked again for an owner that this read has found.
+            return Err(ApiError::Conflict(self.shard_name(0)));
+        }
+        let count = index.saturating_add(1);
+        if self.inner.state.lock().announced_shards >= count {
+            return Ok(());
+        }
+        let written = self.write_annotation(0, SHARDS, &count.to_string()).await;
+        match written {
+            Ok(_) => self.inner.state.lock().announced_shards = count,
+            Err(_) => self.invalidate(0),
+        }
+        written.map(drop)
     }
 
     fn set_ownership(&self, ownership: Ownership) {
@@ -98,8 +151,11 @@ impl Journal {
             Ownership::Unclaimed => None,
             Ownership::Lost(_) => Some(last + OWNER_CHECK_INTERVAL),
             Ownership::Owned { .. } => {
+                let retries_until = state.retry_interval_max.saturating_add(RETRY_TOLERANCE);
+                // A rival must not take the journal between two retries of claims whose requests fail.
+                let is_retrying = state.worked_at.is_some_and(|worked| worked.elapsed() < retries_until);
                 let written_at = state.written_at.unwrap_or(last);
-                (!state.intents.is_empty()).then(|| last.max(written_at) + RENEW_INTERVAL)
+                (is_retrying || !state.intents.is_empty()).then(|| last.max(written_at) + RENEW_INTERVAL)
             }
         }
     }
@@ -115,8 +171,11 @@ impl Journal {
     }
 
     async fn check_rival(&self) -> Result<(), ApiError> {
-        let contents = self.fetch_shard(0).await?;
-        let has_intents = contents.is_some_and(|contents| !contents.data.is_empty());
+        let mut contents = vec![self.fetch_shard(0).await?];
+        let announced = self.inner.state.lock().announced_shards;
+        let others = (1..SHARD_COUNT).filter(|index| self.has_config_map(*index) || *index < announced);
+        contents.extend(try_join_all(others.map(|index| self.fetch_shard(index))).await?);
+        let has_intents = contents.iter().flatten().any(|contents| !contents.data.is_empty());
         let now = Instant::now();
         let may_take = {
             let mut state = self.inner.state.lock();
@@ -144,7 +203,7 @@ impl Journal {
         if self.taken_by().is_some() || !self.has_config_map(0) {
             return Ok(());
         }
-        match self.write_annotation(RENEWALS, &renewals.to_string()).await {
+        match self.write_annotation(0, RENEWALS, &renewals.to_string()).await {
             Ok(_) => Ok(()),
             Err(ApiError::Conflict(_) | ApiError::NotFound(_)) => {
                 self.invalidate(0);
@@ -157,12 +216,17 @@ impl Journal {
         }
     }
 
-    /// Writes an annotation of the first ConfigMap at the version that was read, and creates it if it does
+    /// Writes an annotation of a ConfigMap at the version that was read, and creates the ConfigMap if it does
     /// not exist. Returns the new version.
-    async fn write_annotation(&self, name: &str, value: &str) -> Result<ResourceVersion, ApiError> {
-        let target = self.shard_name(0);
+    async fn write_annotation(
+        &self,
+        index: usize,
+        name: &str,
+        value: &str,
+    ) -> Result<ResourceVersion, ApiError> {
+        let target = self.shard_name(index);
         let collection = format!("/api/v1/namespaces/{}/configmaps", self.inner.namespace);
-        let version = self.inner.state.lock().shards.first().and_then(|shard| shard.version);
+        let version = self.inner.state.lock().shards.get(index).and_then(|shard| shard.version);
         let response = match version {
             Some(version) => {
                 let metadata = json!({"resourceVersion": version.to_string(), "annotations": {name: value}});
@@ -181,7 +245,7 @@ impl Journal {
                 self.inner.writer.api().send_json_for_version(Method::POST, &collection, &body, &target).await
             }
         }?;
-        self.set_written_version(0, response);
+        self.set_written_version(index, response);
         Ok(response)
     }
 }

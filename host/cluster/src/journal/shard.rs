@@ -6,6 +6,7 @@ use std::{
 };
 
 use cofferdam_domain::{Uid, VolumeName, ids::ResourceVersion, names};
+use futures::future::try_join_all;
 use serde::Deserialize;
 use serde_json::{Value, json};
 use tokio::time::Instant;
@@ -14,7 +15,7 @@ use super::{
     config_map::{CONFIG_MAP, JOURNAL_LABEL, JOURNAL_LABEL_VALUE, NODE_ANNOTATION, SHARD_COUNT, shard_name},
     error::JournalError,
     intent::{Intent, InvalidIntent, validate},
-    ownership::OWNER,
+    ownership::{OWNER, SHARDS},
     state::{Journal, ShardChange, TrackedIntent},
 };
 use crate::{api::ApiError, events::ObjectReference};
@@ -47,8 +48,9 @@ impl Journal {
     /// # Errors
     /// [`ApiError`] of the first failed read.
     pub async fn load(&self) -> Result<(), ApiError> {
-        for shard in 0..SHARD_COUNT {
-            self.read_shard(shard, &mut BTreeMap::new()).await?;
+        let reads = (0..SHARD_COUNT).map(|index| self.fetch_shard(index));
+        for (index, contents) in try_join_all(reads).await?.into_iter().enumerate() {
+            self.apply_shard(index, contents, &mut BTreeMap::new());
         }
         Ok(())
     }
@@ -115,9 +117,7 @@ impl Journal {
         let response = match self.inner.writer.api().read(&path, &name).await {
             Ok(response) => response,
             Err(ApiError::NotFound(_)) => {
-                if index == 0 {
-                    self.observe_owner(None, highest_seen);
-                }
+                self.observe_owner(index, None, highest_seen);
                 return Ok(None);
             }
             Err(error) => return Err(error),
@@ -130,14 +130,16 @@ impl Journal {
         let Meta { uid, annotations, .. } = map.metadata;
         let annotations = annotations.unwrap_or_default();
         if index == 0 {
-            self.observe_owner(annotations.get(OWNER).map(String::as_str), version);
+            let announced = annotations.get(SHARDS).and_then(|count| count.parse::<usize>().ok());
+            self.inner.state.lock().announced_shards = announced.unwrap_or_default();
         }
+        self.observe_owner(index, annotations.get(OWNER).map(String::as_str), version);
         Ok(Some(ShardContents { version, uid: Uid::from(&*uid), annotations, data: map.data }))
     }
 
-    /// Updates the ownership after a read of the first ConfigMap, and logs a loss once.
-    pub(super) fn observe_owner(&self, owner: Option<&str>, version: ResourceVersion) {
-        if self.inner.state.lock().ownership.observe(owner, version) {
+    /// Updates the ownership after a read of a ConfigMap, and logs a loss once.
+    fn observe_owner(&self, index: usize, owner: Option<&str>, version: ResourceVersion) {
+        if self.inner.state.lock().ownership.observe(index, owner, version) {
             tracing::warn!(
                 driver = %self.inner.driver,
                 owner,

@@ -17,6 +17,9 @@ use tokio::{
 use super::{config_map::SHARD_COUNT, error::JournalError, intent::Intent, ownership::Ownership};
 use crate::{metrics::Metrics, writer::Writer};
 
+/// Longest back-off of a claim: the default of the flag `--retry-interval-max`.
+const DEFAULT_RETRY_INTERVAL_MAX: Duration = Duration::from_secs(300);
+
 pub(super) type WriteSender = oneshot::Sender<Result<Arc<Intent>, JournalError>>;
 pub(super) type WriteReceiver = oneshot::Receiver<Result<Arc<Intent>, JournalError>>;
 
@@ -100,6 +103,12 @@ pub(super) struct State {
     /// Time of this process's last write of the first ConfigMap.
     pub(super) written_at: Option<Instant>,
     pub(super) renewals: u64,
+    /// Time of the last successful call of [`Journal::acquire`].
+    pub(super) worked_at: Option<Instant>,
+    /// The longest back-off of a claim whose request failed.
+    pub(super) retry_interval_max: Duration,
+    /// Number of ConfigMaps that the first one announces.
+    pub(super) announced_shards: usize,
     pub(super) closed: bool,
 }
 
@@ -182,6 +191,9 @@ impl Journal {
             waiting_since: None,
             written_at: None,
             renewals: 0,
+            worked_at: None,
+            retry_interval_max: DEFAULT_RETRY_INTERVAL_MAX,
+            announced_shards: 0,
             closed: false,
         };
         let inner = Inner {
@@ -207,6 +219,14 @@ impl Journal {
     #[must_use]
     pub fn with_identity(self, identity: &str) -> Self {
         identity.clone_into(&mut self.inner.state.lock().identity);
+        self
+    }
+
+    /// The same journal with the longest back-off of a claim whose request failed. The owner keeps the journal
+    /// for this time after its last request.
+    #[must_use]
+    pub fn with_retry_interval_max(self, retry_interval_max: Duration) -> Self {
+        self.inner.state.lock().retry_interval_max = retry_interval_max;
         self
     }
 
