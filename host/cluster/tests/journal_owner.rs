@@ -3,9 +3,13 @@
 
 mod common;
 
-use std::time::Duration;
+use std::{sync::Arc, time::Duration};
 
-use cofferdam_cluster::{Journal, JournalError, metrics::Metrics};
+use cofferdam_cluster::{
+    EventSink, Journal, JournalError,
+    journal::{LossReports, LostJournals},
+    metrics::Metrics,
+};
 use cofferdam_domain::Uid;
 use common::{
     FaultyApi, WriteFault, api, call, get,
@@ -259,4 +263,64 @@ async fn a_process_whose_claims_fail_keeps_the_journal_between_retries() {
         .await;
     })
     .await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_loss_is_reported_once_until_it_ends() {
+    let (api, metrics) = (api(), Metrics::default());
+    let wire = FaultyApi::new(&api);
+    let now: jiff::Timestamp = "2026-06-03T12:00:00Z".parse().unwrap();
+    let (events, event_loop) = EventSink::new(&wire.writer(), Arc::new(move || now), metrics.clone());
+    tokio::spawn(event_loop.run(CancellationToken::new()));
+    let lost = tokio::sync::watch::Sender::new(LostJournals::new());
+    let reports = LossReports { lost: lost.clone(), events, component: "drv_older".into() };
+    let older = journal(&wire, &metrics).with_loss_reports(reports);
+    let newer = journal(&wire, &metrics).with_identity("newer");
+    let event_messages = async || {
+        let events = get(&api, "/api/v1/namespaces/default/events").await;
+        let events = events["items"].as_array().unwrap().iter();
+        let of_map = events.filter(|event| event["involvedObject"]["name"] == "cofferdam-intents-drv-0");
+        of_map.map(|event| event["message"].as_str().unwrap().to_owned()).collect::<Vec<_>>()
+    };
+    with_running(&older, async {
+        older.acquire().await.unwrap();
+        newer.acquire().await.unwrap();
+        assert!(lost.borrow().is_empty());
+        assert!(older.write(intent("a")).await.is_err());
+        let owner = newer_owner(&get(&api, SHARD_PATH).await);
+        assert_eq!(*lost.borrow(), LostJournals::from([("drv".into(), owner.clone())]));
+        tokio::time::sleep(Duration::from_secs(600)).await;
+        let messages = event_messages().await;
+        let expected = format!("process {owner} has taken the intent journal of driver drv; ");
+        assert!(messages.len() == 1 && messages[0].starts_with(&expected), "{messages:?}");
+        while older.acquire().await.is_err() {
+            tokio::time::sleep(Duration::from_secs(10)).await;
+        }
+        assert!(lost.borrow().is_empty(), "it is owned again");
+        newer.acquire().await.unwrap();
+        assert_eq!(event_messages().await.len(), 1);
+    })
+    .await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_journal_without_owner_is_not_lost() {
+    let (api, metrics) = (api(), Metrics::default());
+    let wire = FaultyApi::new(&api);
+    let (older, newer) = (journal(&wire, &metrics), journal(&wire, &metrics));
+    with_running(&older, async {
+        older.acquire().await.unwrap();
+        newer.acquire().await.unwrap();
+        assert!(older.write(intent("a")).await.is_err());
+        assert!(older.taken_by().is_some());
+        call(&api, Method::DELETE, SHARD_PATH, Value::Null).await;
+        tokio::time::sleep(Duration::from_secs(15)).await;
+        assert_eq!(older.taken_by(), None);
+        older.acquire().await.unwrap();
+    })
+    .await;
+}
+
+fn newer_owner(map: &Value) -> String {
+    map["metadata"]["annotations"]["cofferdam.dev/journal-owner"].as_str().unwrap().to_owned()
 }

@@ -12,6 +12,7 @@ use super::{
     commit::MAX_COMMIT_ATTEMPTS,
     config_map::SHARD_COUNT,
     error::{JournalError, journal_error},
+    loss::LossReports,
     ownership::{
         OWNER, OWNER_CHECK_INTERVAL, Ownership, RENEW_INTERVAL, RENEWALS, RETRY_TOLERANCE, SHARDS, Versions,
     },
@@ -22,6 +23,11 @@ use crate::{api::ApiError, leader_election::with_random_part};
 impl Journal {
     /// Makes this process the owner of the journal, if no other process has taken it from this one. The first
     /// call reads and writes ConfigMaps. Call it before each request of an intent.
+    ///
+    /// Later calls of the owner read nothing, also before a repeated request. Such a read would cost a request
+    /// per retry, and another process could take the journal right after it. Until this process notices the
+    /// loss, it repeats only requests that were durable before. They are idempotent by name, and the
+    /// reconciler handles a late response as it does after any loss.
     ///
     /// # Errors
     /// [`JournalError::Taken`]: try again after [`OWNER_CHECK_INTERVAL`]. [`JournalError::Unavailable`] and
@@ -132,6 +138,15 @@ impl Journal {
             Err(_) => self.invalidate(0),
         }
         written.map(drop)
+    }
+
+    /// The same journal with receivers of reports of a loss.
+    #[must_use]
+    pub fn with_loss_reports(self, reports: LossReports) -> Self {
+        self.inner.state.lock().loss_reports = Some(reports);
+        // A journal before this one, of an earlier cache of the process, may have been lost.
+        self.report_ownership();
+        self
     }
 
     fn set_ownership(&self, ownership: Ownership) {

@@ -63,13 +63,7 @@ impl Journal {
         let shard = self.inner.state.lock().intents.get(uid).map(|tracked| tracked.shard);
         let Some(index) = shard else { return Ok(None) };
         let Some(mut contents) = self.fetch_shard(index).await? else { return Ok(None) };
-        let config_map = ObjectReference {
-            resource: CONFIG_MAP,
-            namespace: self.inner.namespace.as_str().into(),
-            name: self.shard_name(index).into(),
-            uid: contents.uid,
-            resource_version: contents.version,
-        };
+        let config_map = self.reference(index, &contents);
         let confirmation = contents.annotations.remove(&names::confirm_no_volume(uid));
         Ok(Some(JournalEntry { config_map, confirmation }))
     }
@@ -133,13 +127,18 @@ impl Journal {
             let announced = annotations.get(SHARDS).and_then(|count| count.parse::<usize>().ok());
             self.inner.state.lock().announced_shards = announced.unwrap_or_default();
         }
-        self.observe_owner(index, annotations.get(OWNER).map(String::as_str), version);
-        Ok(Some(ShardContents { version, uid: Uid::from(&*uid), annotations, data: map.data }))
+        let contents = ShardContents { version, uid: Uid::from(&*uid), annotations, data: map.data };
+        if self.observe_owner(index, contents.annotations.get(OWNER).map(String::as_str), version) {
+            self.emit_loss(index, &contents);
+        }
+        Ok(Some(contents))
     }
 
-    /// Updates the ownership after a read of a ConfigMap, and logs a loss once.
-    fn observe_owner(&self, index: usize, owner: Option<&str>, version: ResourceVersion) {
-        if self.inner.state.lock().ownership.observe(index, owner, version) {
+    /// Updates the ownership after a read of a ConfigMap, and logs a loss once. Returns true if the journal was
+    /// lost.
+    fn observe_owner(&self, index: usize, owner: Option<&str>, version: ResourceVersion) -> bool {
+        let is_lost = self.inner.state.lock().ownership.observe(index, owner, version);
+        if is_lost {
             tracing::warn!(
                 driver = %self.inner.driver,
                 owner,
@@ -148,11 +147,36 @@ impl Journal {
             );
         }
         self.report_ownership();
+        is_lost
+    }
+
+    /// Emits the event of a loss on the ConfigMap that names the new owner.
+    fn emit_loss(&self, index: usize, contents: &ShardContents) {
+        let config_map = self.reference(index, contents);
+        let state = self.inner.state.lock();
+        if let (Some(reports), Some(rival)) = (&state.loss_reports, state.ownership.rival()) {
+            reports.emit_loss(config_map, &self.inner.driver, rival);
+        }
+    }
+
+    /// The ConfigMap as the object of events.
+    fn reference(&self, index: usize, contents: &ShardContents) -> ObjectReference {
+        ObjectReference {
+            resource: CONFIG_MAP,
+            namespace: self.inner.namespace.as_str().into(),
+            name: self.shard_name(index).into(),
+            uid: contents.uid.clone(),
+            resource_version: contents.version,
+        }
     }
 
     pub(super) fn report_ownership(&self) {
         let state = self.inner.state.lock();
-        self.inner.metrics.set_journal_owned(&self.inner.driver, state.ownership.rival().is_none());
+        let rival = state.ownership.rival();
+        self.inner.metrics.set_journal_owned(&self.inner.driver, rival.is_none());
+        if let Some(reports) = &state.loss_reports {
+            reports.set_owner(&self.inner.driver, rival);
+        }
     }
 
     /// Reads a shard. Intents with a removal in `batch` are ignored. A removal of another intent than the one

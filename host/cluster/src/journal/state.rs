@@ -14,7 +14,9 @@ use tokio::{
     time::Instant,
 };
 
-use super::{config_map::SHARD_COUNT, error::JournalError, intent::Intent, ownership::Ownership};
+use super::{
+    config_map::SHARD_COUNT, error::JournalError, intent::Intent, loss::LossReports, ownership::Ownership,
+};
 use crate::{metrics::Metrics, writer::Writer};
 
 /// Longest back-off of a claim: the default of the flag `--retry-interval-max`.
@@ -107,6 +109,8 @@ pub(super) struct State {
     pub(super) worked_at: Option<Instant>,
     /// The longest back-off of a claim whose request failed.
     pub(super) retry_interval_max: Duration,
+    /// Receivers of reports of a loss.
+    pub(super) loss_reports: Option<LossReports>,
     /// Number of ConfigMaps that the first one announces.
     pub(super) announced_shards: usize,
     pub(super) closed: bool,
@@ -193,6 +197,7 @@ impl Journal {
             renewals: 0,
             worked_at: None,
             retry_interval_max: DEFAULT_RETRY_INTERVAL_MAX,
+            loss_reports: None,
             announced_shards: 0,
             closed: false,
         };
