@@ -7,6 +7,7 @@ mod create_secret;
 mod declaration;
 mod immediate_binding;
 mod infeasible;
+mod journal_waits;
 pub mod mending;
 pub mod metrics;
 pub mod object;
