@@ -5,6 +5,8 @@
 //! the clocks of machines need not agree. The holder stops before the end of the duration: it counts from the
 //! moment before the renewing request was sent.
 
+mod release_watch;
+
 use std::{
     collections::{BTreeMap, VecDeque},
     hash::{BuildHasher as _, Hasher as _, RandomState},
@@ -368,10 +370,27 @@ impl LeaderElector {
                     return;
                 }
                 Ok(Attempt::HeldByOther(holder)) => self.report_holder(holder),
+                // Another candidate was faster.
+                Err(ApiError::Conflict(_) | ApiError::AlreadyExists(_)) => {}
                 Err(error) => tracing::warn!(lease = self.lease(), %error, "cannot acquire the lease yet"),
             }
             self.attempts += 1;
-            sleep(self.jittered_retry_period()).await;
+            tokio::select! {
+                () = sleep(self.jittered_retry_period()) => {}
+                () = self.wait_released(), if self.reported_holder.is_some() => {}
+            }
+        }
+    }
+
+    /// Waits until the holder releases the Lease. Never returns if the Lease cannot be watched: then only the
+    /// retry period ends the wait, as in client-go.
+    async fn wait_released(&self) {
+        let collection = LEASE.collection_path(Some(&self.candidate.namespace));
+        let name = &self.candidate.name;
+        let path = format!("{collection}?watch=true&fieldSelector=metadata.name%3D{name}");
+        if let Err(error) = release_watch::wait_released(&self.api, &path, &self.target()).await {
+            tracing::debug!(lease = self.lease(), %error, "cannot watch the lease");
+            std::future::pending().await
         }
     }
 

@@ -35,8 +35,8 @@ fn phase(phase: &str) -> Value {
 /// The phases of foreign changes of PersistentVolumes.
 fn foreign_phases(writer: &Writer) -> Arc<Mutex<Vec<String>>> {
     let found = Arc::<Mutex<Vec<String>>>::default();
-    let phases = Arc::clone(&found);
-    Volume::store(writer.cache()).subscribe_foreign(move |change: &Change<Volume>, json| {
+    let store = Volume::store(writer.cache());
+    store.subscribe_foreign(&found, |phases: &Mutex<Vec<String>>, change: &Change<Volume>, json| {
         let new = change.new.as_ref().unwrap();
         assert!(json.contains(&format!("\"{}\"", new.meta.resource_version)), "{json}");
         phases.lock().unwrap().push(new.phase.as_str().to_owned());

@@ -394,3 +394,18 @@ fn durations_that_do_not_fit_are_rejected() {
         assert!(error.to_string().contains(expected), "{error}");
     }
 }
+
+#[tokio::test(start_paused = true)]
+async fn a_released_lease_is_taken_at_once() {
+    let api = api();
+    let mut holder = elector(&FaultyApi::new(&api), "holder");
+    holder.acquire().await;
+    let mut standby = elector(&FaultyApi::new(&api), "standby");
+    let waiting = tokio::spawn(async move { standby.acquire().await });
+    sleep(Duration::from_millis(100)).await;
+    let released_at = Instant::now();
+    holder.release().await;
+    waiting.await.unwrap();
+    // The retry period is at least 5 s.
+    assert!(released_at.elapsed() < Duration::from_secs(1), "{:?}", released_at.elapsed());
+}

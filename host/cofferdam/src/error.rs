@@ -3,7 +3,6 @@
 use std::{error::Error, time::Duration};
 
 use cofferdam_apiserver::ServeError;
-use cofferdam_cluster::leader_election::LeaseLost;
 use cofferdam_controllers::ControllerManagerError;
 use cofferdam_csi::{ConnectError, server::SocketError};
 use cofferdam_dev_cluster::DevError;
@@ -52,9 +51,6 @@ pub(crate) enum CommandError {
     /// a driver.
     #[error("{source}; the API is {api}")]
     ControllerStart { api: String, source: ControllerManagerError },
-    /// The process stopped leading, and ends so that it stops acting.
-    #[error(transparent)]
-    LeaseLost(#[from] LeaseLost),
     #[error("cannot start the Kubernetes API: {0}")]
     ApiServer(#[source] ServeError),
     #[error("cannot prepare the API: {0}")]

@@ -147,7 +147,7 @@ const EVERY_PROCESS: &[Rule] = &[
     // RBAC cannot restrict `create` to a name.
     Rule::own_config_maps(&["create"]),
     // Leader election.
-    Rule::own_leases(&["create", "get", "update"]),
+    Rule::own_leases(&["create", "get", "update", "watch"]),
 ];
 
 /// The placement of a process's drivers.

@@ -24,6 +24,7 @@ use crate::{
     controller::{Controller, DeclaredController},
     provisioner::settings::ProvisionerSettings,
     rbac::{CORE, DriverPlacement, NodeTopologySource, ResourceAttributes, Rule, RuleSet, WATCH},
+    reconcile::subscribe,
     resizer::settings::ResizerSettings,
     role::Role,
     table,
@@ -193,8 +194,9 @@ impl Controller for ClaimRecorder {
     }
 
     fn subscribe(self: &Arc<Self>) {
-        let queue = self.queue.clone();
-        self.context.cache.claims.subscribe(move |change: &Change<Claim>| queue.add(change.key.clone()));
+        subscribe(self, &self.context.cache.claims, |controller: &Self, change: &Change<Claim>| {
+            controller.queue.add(change.key.clone());
+        });
     }
 
     async fn run(self: Arc<Self>, stop: CancellationToken) {
@@ -210,41 +212,110 @@ impl Controller for ClaimRecorder {
 
 #[tokio::test(start_paused = true)]
 async fn a_new_role_is_one_controller_and_one_line_of_the_table() {
-    let table: Vec<_> = CONTROLLERS.iter().copied().chain([Declaration::of::<ClaimRecorder>()]).collect();
+    let table = [Declaration::of::<ClaimRecorder>()];
     let roles = BTreeSet::from([CLAIM_RECORDER]);
     let rules = table::rbac_rules_of(&table, &roles, DriverPlacement::ClusterWide);
     let pods = rules.iter().find(|rule| rule.resource == "pods").unwrap();
     assert_eq!(pods.verbs, BTreeSet::from(["list", "watch"]));
 
-    let api = ApiServer::new(Options { uid_seed: Some(7), ..Options::default() });
-    let claim = json!({
-        "apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": {"name": "a"},
-        "spec": {"accessModes": ["ReadWriteOnce"], "resources": {"requests": {"storage": "1Gi"}}},
-    });
-    let path = "/api/v1/namespaces/default/persistentvolumeclaims";
-    let request = Request::post(path).header("content-type", "application/json");
-    let request = request.body(Body::from(claim.to_string().into_bytes())).unwrap();
-    assert_eq!(api.service().oneshot(request).await.unwrap().status(), StatusCode::CREATED);
+    let recorder = RunningRecorder::start(Leadership::permanent()).await;
+    recorder.api.create_claim("a").await;
+    assert_eq!(recorder.recorded().await, 1);
+    recorder.stop().await;
+}
 
-    let dependencies = Dependencies {
-        client: kube::Client::new(api.service(), "default"),
-        backends: Vec::new(),
-        clock: Arc::new(|| jiff::Timestamp::from_second(1_767_225_600).unwrap()),
-        observer: Arc::new(NoopStepObserver),
-    };
-    let mut registry = Registry::default();
-    let settings = Settings { roles, ..Settings::default() };
-    let manager = ControllerManager::with_table(&table, settings, dependencies, &mut registry).unwrap();
-    let (manager, stop) = (Arc::new(manager), CancellationToken::new());
-    let running = tokio::spawn({
-        let (manager, stop) = (Arc::clone(&manager), stop.clone());
-        async move { manager.run(stop).await }
-    });
-    manager.ready().wait_for(|ready| *ready).await.unwrap();
-    tokio::time::sleep(Duration::from_secs(1)).await;
-    let mut metrics = String::new();
-    prometheus_client::encoding::text::encode(&mut metrics, &registry).unwrap();
-    assert!(metrics.contains("recorded_claims_total 1"), "{metrics}");
-    stop.cancel();
-    running.await.unwrap().unwrap();
+/// An embedded API.
+#[derive(Clone)]
+struct TestApi(ApiServer);
+
+impl TestApi {
+    async fn create_claim(&self, name: &str) {
+        let claim = json!({
+            "apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": {"name": name},
+            "spec": {"accessModes": ["ReadWriteOnce"], "resources": {"requests": {"storage": "1Gi"}}},
+        });
+        let path = "/api/v1/namespaces/default/persistentvolumeclaims";
+        let request = Request::post(path).header("content-type", "application/json");
+        let request = request.body(Body::from(claim.to_string().into_bytes())).unwrap();
+        assert_eq!(self.0.service().oneshot(request).await.unwrap().status(), StatusCode::CREATED);
+    }
+}
+
+/// A process with a [`ClaimRecorder`].
+struct RunningRecorder {
+    api: TestApi,
+    manager: Arc<ControllerManager>,
+    registry: Registry,
+    stop: CancellationToken,
+    running: tokio::task::JoinHandle<Result<(), ControllerManagerError>>,
+}
+
+impl RunningRecorder {
+    /// Starts the process, and waits until it is ready.
+    async fn start(leadership: Leadership) -> Self {
+        let table: Vec<_> = CONTROLLERS.iter().copied().chain([Declaration::of::<ClaimRecorder>()]).collect();
+        let api = ApiServer::new(Options { uid_seed: Some(7), ..Options::default() });
+        let dependencies = Dependencies {
+            client: kube::Client::new(api.service(), "default"),
+            backends: Vec::new(),
+            clock: Arc::new(|| jiff::Timestamp::from_second(1_767_225_600).unwrap()),
+            observer: Arc::new(NoopStepObserver),
+        };
+        let mut registry = Registry::default();
+        let settings = Settings { roles: BTreeSet::from([CLAIM_RECORDER]), ..Settings::default() };
+        let manager = ControllerManager::with_table(&table, settings, dependencies, &mut registry).unwrap();
+        let (manager, stop) = (Arc::new(manager), CancellationToken::new());
+        let running = tokio::spawn({
+            let (manager, stop) = (Arc::clone(&manager), stop.clone());
+            async move { manager.run_while_leading(stop, leadership).await }
+        });
+        manager.ready().wait_for(|ready| *ready).await.unwrap();
+        Self { api: TestApi(api), manager, registry, stop, running }
+    }
+
+    /// Number of claims that controllers of the process have recorded, a second later. Each term has a
+    /// controller of its own.
+    async fn recorded(&self) -> u64 {
+        tokio::time::sleep(Duration::from_secs(1)).await;
+        let mut metrics = String::new();
+        prometheus_client::encoding::text::encode(&mut metrics, &self.registry).unwrap();
+        let value = metrics.lines().find_map(|line| line.strip_prefix("recorded_claims_total "));
+        value.unwrap().parse().unwrap()
+    }
+
+    async fn stop(self) {
+        self.stop.cancel();
+        self.running.await.unwrap().unwrap();
+        assert!(!*self.manager.ready().borrow(), "a stopped process is not ready");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn controllers_work_in_terms_only_and_the_cache_stays() {
+    let (terms, leadership) = Leadership::elected();
+    // Ready as soon as the cache is synced: a rolling update waits for it.
+    let recorder = RunningRecorder::start(leadership).await;
+    let cache = recorder.manager.cache();
+    recorder.api.create_claim("a").await;
+    assert_eq!((recorder.recorded().await, cache.claims.len()), (0, 1), "a standby watches");
+
+    terms.begin();
+    assert_eq!(recorder.recorded().await, 1, "the cached claim is enqueued");
+    recorder.api.create_claim("b").await;
+    assert_eq!(recorder.recorded().await, 2);
+
+    terms.end();
+    recorder.api.create_claim("c").await;
+    assert_eq!((recorder.recorded().await, cache.claims.len()), (2, 3), "no work after the end");
+    assert!(*recorder.manager.ready().borrow(), "a standby is ready");
+
+    // A new controller records the three claims.
+    terms.begin();
+    assert_eq!(recorder.recorded().await, 5);
+    assert!(Arc::ptr_eq(&cache, &recorder.manager.cache()), "the cache is the same");
+
+    drop(terms);
+    recorder.api.create_claim("d").await;
+    assert_eq!(recorder.recorded().await, 5, "no work when nobody renews the Lease");
+    recorder.stop().await;
 }

@@ -20,8 +20,7 @@ fn volume(name: &str, version: u64) -> String {
 /// A store, and the `name@version` of every foreign change.
 fn store() -> (ObjectStore<Volume>, Arc<Mutex<Vec<String>>>) {
     let (store, found) = (ObjectStore::default(), Arc::<Mutex<Vec<String>>>::default());
-    let foreign = Arc::clone(&found);
-    store.subscribe_foreign(move |change: &Change<Volume>, json| {
+    store.subscribe_foreign(&found, |foreign: &Mutex<Vec<String>>, change: &Change<Volume>, json| {
         let new = change.new.as_ref().unwrap();
         assert!(json.contains(&format!("\"{}\"", new.resource_version())));
         foreign.lock().push(format!("{}@{}", change.key, new.resource_version()));

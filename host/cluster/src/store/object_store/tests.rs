@@ -191,3 +191,27 @@ async fn expiry_of_an_old_tombstone_keeps_the_newer_one() {
     table.observe_version(version(8));
     assert!(!table.apply(claim("b", 9)), "the same uid never returns");
 }
+
+#[test]
+fn a_subscriber_gets_the_cached_objects_and_later_changes_while_its_owner_exists() {
+    let store = ObjectStore::<Claim>::default();
+    store.apply(claim("a", 5));
+    let owner = Arc::new(Mutex::new(Vec::new()));
+    let subscribe = |owner: &Arc<Mutex<Vec<_>>>| {
+        store.subscribe_while(owner, |found: &Mutex<Vec<_>>, change| {
+            let versions = [&change.old, &change.new];
+            let versions = versions.map(|object| object.as_ref().map(|claim| claim.meta.resource_version.0));
+            found.lock().unwrap().push(versions);
+        });
+    };
+    subscribe(&owner);
+    store.apply(claim("a", 6));
+    assert_eq!(*owner.lock().unwrap(), [[None, Some(5)], [Some(5), Some(6)]]);
+
+    drop(owner);
+    store.apply(claim("a", 7));
+    let owner = Arc::default();
+    subscribe(&owner);
+    assert_eq!(*owner.lock().unwrap(), [[None, Some(7)]]);
+    assert_eq!(store.subscribers.read().len(), 1, "the former subscriber is removed");
+}
