@@ -1,40 +1,47 @@
 //! Leadership of a process, as its controllers see it: a sequence of terms, in which they may work.
 
+use cofferdam_domain::term::Term;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
-/// A time in which this process leads. Clones are the same term.
+/// A [`Term`], and a notification of its end. Clones are the same term.
 #[derive(Clone, Debug)]
-pub struct Term {
+pub struct LeaderTerm {
+    term: Term,
     ended: CancellationToken,
 }
 
-impl Term {
-    /// Waits until the term has ended. From then on the process must begin nothing.
-    pub async fn wait_end(&self) {
-        self.ended.cancelled().await;
+impl LeaderTerm {
+    fn new(term: Term) -> Self {
+        Self { term, ended: CancellationToken::new() }
     }
 
-    /// Returns true once the term has ended.
-    pub fn has_ended(&self) -> bool {
-        self.ended.is_cancelled()
+    /// The term, which gives permits. It may end before [`LeaderTerm::wait_end`] returns.
+    pub const fn term(&self) -> &Term {
+        &self.term
+    }
+
+    /// Waits until the leader election has ended the term.
+    pub async fn wait_end(&self) {
+        self.ended.cancelled().await;
     }
 }
 
 /// Begins and ends the terms of [`Leadership`].
 #[derive(Debug)]
-pub struct TermSender(watch::Sender<Option<Term>>);
+pub struct TermSender(watch::Sender<Option<LeaderTerm>>);
 
 impl TermSender {
-    /// Begins a term, after the former one has ended.
-    pub fn begin(&self) {
-        self.0.send_replace(Some(Term { ended: CancellationToken::new() }));
+    /// Announces a term, after the former one has ended.
+    pub fn begin(&self, term: Term) {
+        self.0.send_replace(Some(LeaderTerm::new(term)));
     }
 
     /// Ends the term, if there is one.
     pub fn end(&self) {
-        if let Some(term) = self.0.send_replace(None) {
-            term.ended.cancel();
+        if let Some(LeaderTerm { term, ended }) = self.0.send_replace(None) {
+            term.end();
+            ended.cancel();
         }
     }
 }
@@ -49,14 +56,14 @@ impl Drop for TermSender {
 /// Receives the terms of a process.
 #[derive(Clone, Debug)]
 pub struct Leadership {
-    terms: watch::Receiver<Option<Term>>,
+    terms: watch::Receiver<Option<LeaderTerm>>,
     is_permanent: bool,
 }
 
 impl Leadership {
     /// The leadership of a process without leader election: one term without an end.
     pub fn permanent() -> Self {
-        let term = Term { ended: CancellationToken::new() };
+        let term = LeaderTerm::new(Term::permanent());
         Self { terms: watch::channel(Some(term)).1, is_permanent: true }
     }
 
@@ -72,12 +79,12 @@ impl Leadership {
     }
 
     /// The current term. `None` if the process does not lead.
-    pub fn term(&self) -> Option<Term> {
+    pub fn term(&self) -> Option<LeaderTerm> {
         self.terms.borrow().clone()
     }
 
     /// Waits for a term that has not ended, and returns it.
-    pub async fn wait_term(&mut self) -> Term {
+    pub async fn wait_term(&mut self) -> LeaderTerm {
         match self.terms.wait_for(Option::is_some).await.map(|term| term.clone()) {
             Ok(Some(term)) => term,
             // No further term begins.
@@ -88,30 +95,38 @@ impl Leadership {
 
 #[cfg(test)]
 mod tests {
+    use std::{sync::Arc, time::Duration};
+
     use futures::FutureExt as _;
 
     use super::*;
+
+    fn term() -> Term {
+        Term::until(Duration::from_secs(1), Arc::new(|| Duration::ZERO))
+    }
 
     #[tokio::test]
     async fn terms_begin_and_end_with_their_sender() {
         let (sender, mut leadership) = Leadership::elected();
         assert!(leadership.term().is_none());
         assert!(leadership.wait_term().now_or_never().is_none());
-        sender.begin();
+        sender.begin(term());
         let first = leadership.wait_term().await;
+        assert!(first.term().permit().is_ok());
         sender.end();
-        assert!(first.has_ended() && leadership.term().is_none());
-        sender.begin();
+        first.wait_end().await;
+        assert!(first.term().permit().is_err() && leadership.term().is_none());
+        sender.begin(term());
         let second = leadership.wait_term().await;
-        assert!(!second.has_ended(), "another term");
+        assert!(second.term().permit().is_ok(), "another term");
         drop(sender);
         second.wait_end().await;
-        assert!(leadership.wait_term().now_or_never().is_none());
+        assert!(second.term().permit().is_err() && leadership.wait_term().now_or_never().is_none());
     }
 
     #[tokio::test]
     async fn a_process_without_election_leads() {
         let mut leadership = Leadership::permanent();
-        assert!(leadership.is_permanent() && !leadership.wait_term().await.has_ended());
+        assert!(leadership.is_permanent() && leadership.wait_term().await.term().permit().is_ok());
     }
 }

@@ -13,7 +13,7 @@ use cofferdam_backend::Backend;
 use cofferdam_cluster::{
     ApiError, Cache, Clock, EventSink, Journal, SecretReader, Writer,
     journal::{LossReports, LostJournals},
-    leadership::{Leadership, Term},
+    leadership::{LeaderTerm, Leadership},
     metrics::Metrics,
     observer::StepObserver,
     queue::ExponentialBackoff,
@@ -373,7 +373,7 @@ impl ControllerManager {
     async fn run_term(
         &self,
         lifetime: &CacheLifetime<'_>,
-        term: &Term,
+        term: &LeaderTerm,
     ) -> Result<(), ControllerManagerError> {
         let stop = lifetime.stop_work.child_token();
         let controllers = self.term_controllers(lifetime, &stop);

@@ -16,6 +16,7 @@ pub mod quantity;
 pub mod selector;
 pub mod storage;
 pub mod string_map;
+pub mod term;
 pub mod text;
 pub mod volume;
 pub mod volume_attachment;

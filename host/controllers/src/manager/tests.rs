@@ -11,6 +11,7 @@ use cofferdam_cluster::{
 use cofferdam_domain::{
     Claim, ClaimKey, Pod, names,
     storage::{Ability, Description, Feature, Placement},
+    term::Term,
 };
 use http::{Request, StatusCode};
 use kube::client::Body;
@@ -299,7 +300,7 @@ async fn controllers_work_in_terms_only_and_the_cache_stays() {
     recorder.api.create_claim("a").await;
     assert_eq!((recorder.recorded().await, cache.claims.len()), (0, 1), "a standby watches");
 
-    terms.begin();
+    terms.begin(Term::permanent());
     assert_eq!(recorder.recorded().await, 1, "the cached claim is enqueued");
     recorder.api.create_claim("b").await;
     assert_eq!(recorder.recorded().await, 2);
@@ -310,7 +311,7 @@ async fn controllers_work_in_terms_only_and_the_cache_stays() {
     assert!(*recorder.manager.ready().borrow(), "a standby is ready");
 
     // A new controller records the three claims.
-    terms.begin();
+    terms.begin(Term::permanent());
     assert_eq!(recorder.recorded().await, 5);
     assert!(Arc::ptr_eq(&cache, &recorder.manager.cache()), "the cache is the same");
 
