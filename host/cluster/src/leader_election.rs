@@ -14,6 +14,7 @@ use std::{
     time::Duration,
 };
 
+use cofferdam_domain::term::{BootClock, Term};
 use fnv::FnvHasher;
 use http::Method;
 use parking_lot::Mutex;
@@ -23,7 +24,7 @@ use tokio::time::{Instant, sleep, sleep_until, timeout, timeout_at};
 
 use crate::{
     api::{ApiClient, ApiError, ApiResource},
-    clock::Clock,
+    clock::{Clock, boot_clock},
     events::{self, Event, EventType, ObjectReference},
     metrics::Metrics,
 };
@@ -301,6 +302,7 @@ impl LeaderHealth {
 pub struct LeaderElector {
     api: ApiClient,
     clock: Clock,
+    boot_clock: BootClock,
     metrics: Metrics,
     candidate: LeaseCandidate,
     observation: Option<Observation>,
@@ -312,6 +314,8 @@ pub struct LeaderElector {
     /// The holder that was logged last.
     reported_holder: Option<String>,
     health: LeaderHealth,
+    /// The term since the Lease was acquired; an ended one before.
+    term: Term,
 }
 
 /// The aim of an attempt.
@@ -338,7 +342,9 @@ impl LeaderElector {
         metrics.set_leader(&candidate.name, false);
         Self {
             api,
+            term: Term::until(Duration::ZERO, boot_clock()),
             clock,
+            boot_clock: boot_clock(),
             metrics,
             candidate,
             observation: None,
@@ -348,6 +354,18 @@ impl LeaderElector {
             reported_holder: None,
             health: LeaderHealth::default(),
         }
+    }
+
+    /// Replaces the clock that ends terms, which is that of the machine.
+    #[must_use]
+    pub fn with_boot_clock(self, boot_clock: BootClock) -> Self {
+        Self { boot_clock, ..self }
+    }
+
+    /// The term of the Lease, once [`LeaderElector::acquire`] has returned. Each renewal extends it: it ends
+    /// with the renew deadline, counted from the moment before the last renewing request was sent.
+    pub fn term(&self) -> Term {
+        self.term.clone()
     }
 
     /// Leadership of this process, for health checks.
@@ -363,9 +381,11 @@ impl LeaderElector {
     /// Attempts to acquire the Lease until it succeeds. Failed requests are logged and retried.
     pub async fn acquire(&mut self) {
         loop {
-            let started = Instant::now();
+            let (started, sent_at) = (Instant::now(), (self.boot_clock)());
             match self.attempt(Aim::Acquire, started).await {
                 Ok(Attempt::Held) => {
+                    let end = sent_at + self.candidate.durations.renew_deadline;
+                    self.term = Term::until(end, Arc::clone(&self.boot_clock));
                     self.start_leading(started);
                     return;
                 }
@@ -402,8 +422,9 @@ impl LeaderElector {
             let deadline = renewed_at + self.candidate.durations.renew_deadline;
             let mut problem = "no response".to_owned();
             loop {
-                let started = Instant::now();
-                if started >= deadline {
+                let (started, sent_at) = (Instant::now(), (self.boot_clock)());
+                // The machine's suspension counts for the term only.
+                if started >= deadline || self.term.permit().is_err() {
                     let deadline = self.candidate.durations.renew_deadline;
                     let lost = LeaseLost::NotRenewed { lease: self.lease(), deadline, problem };
                     return self.stop_leading(lost);
@@ -411,7 +432,8 @@ impl LeaderElector {
                 match timeout_at(deadline, self.attempt(Aim::Renew, started)).await {
                     Ok(Ok(Attempt::Held)) => {
                         renewed_at = started;
-                        self.set_term(started);
+                        self.term.extend(sent_at + self.candidate.durations.renew_deadline);
+                        self.set_renewed(started);
                         break;
                     }
                     Ok(Ok(Attempt::HeldByOther(holder))) => {
@@ -442,6 +464,7 @@ impl LeaderElector {
     /// Gives the Lease up, so that another process can take it at once. A failed request is logged: the Lease
     /// then ends after its duration.
     pub async fn release(&mut self) {
+        self.term.end();
         *self.health.0.lock() = None;
         self.metrics.set_leader(&self.candidate.name, false);
         let released: Result<(), ApiError> = async {
@@ -577,19 +600,20 @@ impl LeaderElector {
 
     fn start_leading(&mut self, started: Instant) {
         self.reported_holder = None;
-        self.set_term(started);
+        self.set_renewed(started);
         self.metrics.set_leader(&self.candidate.name, true);
         tracing::info!(lease = self.lease(), identity = self.candidate.identity, "became the leader");
         tokio::spawn(self.send_event("became leader"));
     }
 
     fn stop_leading(&self, lost: LeaseLost) -> LeaseLost {
+        self.term.end();
         *self.health.0.lock() = None;
         self.metrics.set_leader(&self.candidate.name, false);
         lost
     }
 
-    fn set_term(&self, renewed_at: Instant) {
+    fn set_renewed(&self, renewed_at: Instant) {
         let lease_duration = self.candidate.durations.lease_duration;
         *self.health.0.lock() = Some(LeaderTerm { renewed_at, lease_duration });
     }

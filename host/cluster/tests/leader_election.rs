@@ -3,7 +3,14 @@
 
 mod common;
 
-use std::{collections::BTreeMap, sync::Arc, time::Duration};
+use std::{
+    collections::BTreeMap,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
+    time::Duration,
+};
 
 use cofferdam_apiserver::ApiServer;
 use cofferdam_cluster::{
@@ -12,6 +19,7 @@ use cofferdam_cluster::{
     leader_election::{InvalidLeaseDurations, LeaderElector, LeaseCandidate, LeaseDurations, LeaseLost},
     metrics::Metrics,
 };
+use cofferdam_domain::term::BootClock;
 use common::{FaultyApi, WriteFault, api, call, get};
 use http::{Method, StatusCode};
 use serde_json::{Value, json};
@@ -408,4 +416,30 @@ async fn a_released_lease_is_taken_at_once() {
     waiting.await.unwrap();
     // The retry period is at least 5 s.
     assert!(released_at.elapsed() < Duration::from_secs(1), "{:?}", released_at.elapsed());
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_term_ends_while_the_machine_is_suspended() {
+    let api = api();
+    let seconds = Arc::new(AtomicU64::new(0));
+    let boot_clock: BootClock = Arc::new({
+        let seconds = Arc::clone(&seconds);
+        move || Duration::from_secs(seconds.load(Ordering::SeqCst))
+    });
+    let mut leader = elector(&FaultyApi::new(&api), "leader").with_boot_clock(boot_clock);
+    assert!(leader.term().permit().is_err(), "no term yet");
+    leader.acquire().await;
+    let term = leader.term();
+    assert!(term.permit().is_ok());
+    let renewing = tokio::spawn(async move { (leader.renew().await, leader) });
+    // The first renewal, after which the term ends 10 s later.
+    seconds.store(5, Ordering::SeqCst);
+    sleep(Duration::from_millis(5_100)).await;
+    seconds.store(14, Ordering::SeqCst);
+    assert!(term.permit().is_ok(), "a renewal extends the term");
+    // The monotonic clock stands still meanwhile, and so do timers.
+    seconds.store(3_600, Ordering::SeqCst);
+    assert!(term.permit().is_err(), "at once, before any timer");
+    let (lost, _) = renewing.await.unwrap();
+    assert!(matches!(lost, LeaseLost::NotRenewed { .. }), "{lost}");
 }

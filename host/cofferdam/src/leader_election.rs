@@ -11,7 +11,7 @@ use cofferdam_cluster::{
     system_clock,
 };
 use cofferdam_controllers::table;
-use cofferdam_domain::DriverName;
+use cofferdam_domain::{DriverName, term::Term};
 use futures::future::{join_all, select_all};
 use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
@@ -99,7 +99,7 @@ impl LeaderElection {
         while !work_ended.is_cancelled() {
             let held = acquire_all(&mut electors, work_ended).await;
             if held == electors.len() {
-                terms.begin();
+                terms.begin(Term::first_to_end(&electors.iter().map(LeaderElector::term).collect::<Vec<_>>()));
                 let renewals = electors.iter_mut().map(|elector| Box::pin(elector.renew()));
                 tokio::select! {
                     biased;
