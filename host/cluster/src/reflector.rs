@@ -207,7 +207,7 @@ impl<K: Indexed> Reflector<'_, K> {
         let highest_seen = self.store.highest_version();
         let target = K::RESOURCE.plural;
         let mut pages = PageRequests::new(self.api(), K::RESOURCE, &self.scope, target, LIST_TIMEOUT);
-        let mut items: Vec<DecodeResult<K>> = Vec::new();
+        let mut items: Vec<Option<DecodeResult<K>>> = Vec::new();
         let mut version = None;
         loop {
             let body = match pages.read_next().await {
@@ -224,7 +224,7 @@ impl<K: Indexed> Reflector<'_, K> {
             let page_version = page.version().map_err(|error| ApiError::invalid_response(target, error))?;
             // Later pages have the state of the first page.
             let version = *version.get_or_insert(page_version);
-            items.extend(page.items().filter_map(|item| self.decode(item)));
+            items.extend(page.items().map(|item| self.decode(item)));
             if pages.has_next() {
                 continue;
             }
@@ -232,8 +232,26 @@ impl<K: Indexed> Reflector<'_, K> {
                 return Ok(Err(restored));
             }
             self.metrics.relist(K::RESOURCE.kind);
-            self.store.replace(items, version);
+            self.apply_list(items, version);
             return Ok(Ok(version));
+        }
+    }
+
+    /// Applies a list. `None` is an object whose metadata cannot be decoded: it exists, but its key is not
+    /// known, so a cached object that seems to be missing from the list may be this one.
+    fn apply_list(&self, items: Vec<Option<DecodeResult<K>>>, version: ResourceVersion) {
+        let count = items.len();
+        let decoded: Vec<_> = items.into_iter().flatten().collect();
+        let dropped = count - decoded.len();
+        if dropped == 0 {
+            self.store.replace(decoded, version);
+        } else {
+            tracing::warn!(
+                kind = K::RESOURCE.kind,
+                "the metadata of {dropped} of {count} listed objects cannot be decoded; \
+                 no object is removed from the cache"
+            );
+            self.store.merge(decoded, version);
         }
     }
 

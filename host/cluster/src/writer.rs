@@ -268,7 +268,14 @@ impl Writer {
         // Read before the request: a recreated object may be cached when the response arrives.
         let cached = K::store(&self.cache).get(key).into_object();
         match self.api.read(&path, &target).await {
-            Ok(response) => self.cache_response(&response, &target).map(Some),
+            Ok(response) => {
+                let object: K = Self::decode_response(&response, &target)?;
+                if object.meta().deleting && object.meta().finalizers.is_empty() {
+                    return Ok(Some(self.cache_object(object)));
+                }
+                K::store(&self.cache).apply_live_read(Ok(object.clone()), &response);
+                Ok(Some(object))
+            }
             Err(ApiError::NotFound(_)) => {
                 if let Some(cached) = cached {
                     K::store(&self.cache).delete(key, &cached.meta().uid, cached.resource_version());
@@ -326,6 +333,26 @@ impl Writer {
     /// # Errors
     /// [`ApiError`]; [`ApiError::InvalidResponse`] if not even the metadata of an object can be decoded.
     pub async fn list_scope<K: CachedKind>(&self, scope: &Scope) -> Result<Vec<DecodeResult<K>>, ApiError> {
+        let cache = |object: &DecodeResult<K>| {
+            K::store(&self.cache).apply(object.clone());
+        };
+        self.read_scope_with(scope, cache).await
+    }
+
+    /// As [`Writer::list_scope`], without an effect on the cached objects: for objects that this process does
+    /// not watch.
+    ///
+    /// # Errors
+    /// As [`Writer::list_scope`].
+    pub async fn read_scope<K: CachedKind>(&self, scope: &Scope) -> Result<Vec<DecodeResult<K>>, ApiError> {
+        self.read_scope_with(scope, |_| ()).await
+    }
+
+    async fn read_scope_with<K: CachedKind>(
+        &self,
+        scope: &Scope,
+        found_object: impl Fn(&DecodeResult<K>),
+    ) -> Result<Vec<DecodeResult<K>>, ApiError> {
         let target = match &scope.namespace {
             Some(namespace) => format!("{}s of namespace {namespace}", K::RESOURCE.kind),
             None => format!("{}s", K::RESOURCE.kind),
@@ -342,7 +369,7 @@ impl Writer {
             for item in page.items() {
                 let object = decode::object::<K>(item.get())
                     .map_err(|error| ApiError::invalid_response(&target, error))?;
-                K::store(&self.cache).apply(object.clone());
+                found_object(&object);
                 objects.push(object);
             }
             if !pages.has_next() {

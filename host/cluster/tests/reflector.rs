@@ -219,3 +219,54 @@ async fn a_missing_optional_kind_is_retried() {
     reflector.stop.cancel();
     assert_eq!(reflector.task.await.unwrap(), Ok(()));
 }
+
+/// Returns the objects as the body of a list at `version`.
+fn list_body(version: u64, items: &[Value]) -> String {
+    let metadata = json!({"resourceVersion": version.to_string()});
+    json!({"kind": "PersistentVolumeClaimList", "metadata": metadata, "items": items}).to_string()
+}
+
+fn versioned_claim(name: &str, version: u64) -> Value {
+    let mut object = claim(name);
+    object["metadata"] = json!({
+        "name": name, "namespace": "default", "uid": name, "resourceVersion": version.to_string(),
+    });
+    object
+}
+
+/// An object whose metadata cannot be decoded exists, but under an unknown name: it may be any of the cached
+/// objects.
+#[tokio::test(start_paused = true)]
+async fn a_list_with_an_object_without_a_name_removes_no_object() {
+    let mut without_name = versioned_claim("b", 3);
+    without_name["metadata"]["name"] = json!(7);
+    let lists = [
+        list_body(2, &[versioned_claim("a", 1), versioned_claim("b", 2)]),
+        list_body(4, &[versioned_claim("c", 4), without_name]),
+    ];
+    let lists = Arc::new(std::sync::Mutex::new(lists.into_iter().collect::<std::collections::VecDeque<_>>()));
+    let service = tower::service_fn(move |request: http::Request<kube::client::Body>| {
+        let lists = Arc::clone(&lists);
+        async move {
+            let is_watch = request.uri().query().is_some_and(|query| query.contains("watch=true"));
+            let expired = r#"{"type":"ERROR","object":{"kind":"Status","code":410,"reason":"Expired"}}"#;
+            let body = match is_watch {
+                true if lists.lock().unwrap().is_empty() => std::future::pending().await,
+                true => format!("{expired}\n"),
+                false => lists.lock().unwrap().pop_front().unwrap(),
+            };
+            let body = http_body_util::Full::new(bytes::Bytes::from(body));
+            Ok::<_, std::convert::Infallible>(http::Response::new(body))
+        }
+    });
+    let client = kube::Client::new(service, "default");
+    let writer = Writer::new(client, Arc::default(), Metrics::default());
+    let reflector = start_reflector_with::<Claim>(writer);
+    let claims = &reflector.writer.cache().claims;
+    tokio::time::sleep(Duration::from_secs(60)).await;
+    for name in ["a", "b", "c"] {
+        assert!(matches!(claims.get(&key(name)), Lookup::Found(_)), "claim {name}");
+    }
+    reflector.stop.cancel();
+    assert_eq!(reflector.task.await.unwrap(), Ok(()));
+}

@@ -169,14 +169,15 @@ impl ChangedObjects {
     }
 }
 
-/// Displays a path of `fieldsV1` as `status.phase`.
+/// Displays a path of `fieldsV1` as `status.phase`; an element of a list is its value.
 struct FieldName(FieldPath);
 
 impl fmt::Display for FieldName {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         for (index, step) in self.0.iter().enumerate() {
             let separator = if index == 0 { "" } else { "." };
-            write!(f, "{separator}{}", step.strip_prefix("f:").unwrap_or(step))?;
+            let name = step.strip_prefix("f:").or_else(|| step.strip_prefix("v:")).unwrap_or(step);
+            write!(f, "{separator}{name}")?;
         }
         Ok(())
     }
@@ -233,6 +234,67 @@ mod tests {
                 changed.add(&object::<Volume>("", volume), PHASE, begin + Duration::from_secs(*second));
             }
             assert_eq!(changed.conflict().is_some(), is_conflict, "{name}");
+        }
+    }
+
+    /// A detector of the PersistentVolume controller that counts all phases of PersistentVolumes in the store.
+    fn detector(store: &ObjectStore<Volume>) -> (Arc<ConflictDetector>, watch::Receiver<StoppedRoles>) {
+        let service = tower::service_fn(|_: http::Request<kube::client::Body>| async {
+            Err::<http::Response<kube::client::Body>, _>(std::io::Error::other("no API server"))
+        });
+        let client = kube::Client::new(service, "default");
+        let writer = cofferdam_cluster::Writer::new(client, Arc::default(), Metrics::default());
+        let clock: cofferdam_cluster::Clock = Arc::new(|| jiff::Timestamp::UNIX_EPOCH);
+        let (sink, _) = cofferdam_cluster::EventSink::new(&writer, clock, Metrics::default());
+        let (stopped, receiver) = watch::channel(StoppedRoles::new());
+        let role = crate::pv_controller::ROLE;
+        let stops = RoleStops::new([role], stopped, &CancellationToken::new(), Metrics::default());
+        let detector = Arc::new(ConflictDetector::new(role, EventRecorder::new(sink), Arc::new(stops)));
+        detector.subscribe(store, |change| {
+            let (old, new) = (change.old.as_ref()?, change.new.as_ref()?);
+            (old.phase != new.phase).then_some(PHASE)
+        });
+        (detector, receiver)
+    }
+
+    /// A watch event of a PersistentVolume whose phase this field manager wrote last.
+    fn watch_event(store: &ObjectStore<Volume>, name: &str, version: u64, phase: &str, manager: &str) {
+        let fields = serde_json::json!({"f:status": {"f:phase": {}}});
+        let json = serde_json::json!({
+            "metadata": {
+                "name": name, "uid": name, "resourceVersion": version.to_string(),
+                "managedFields": [{"manager": manager, "fieldsV1": fields}],
+            },
+            "spec": {},
+            "status": {"phase": phase},
+        });
+        let json = json.to_string();
+        store.apply_watch_event(cofferdam_cluster::decode::object(&json).unwrap(), &json);
+    }
+
+    #[tokio::test]
+    async fn only_new_writes_of_an_active_role_count() {
+        const FOREIGN: &str = "kube-controller-manager";
+        type Event = (&'static str, &'static str);
+        // Events of three PersistentVolumes that are Available: phase and manager of each.
+        #[rustfmt::skip] // one row a case
+        let cases: [(&str, Event, bool, bool); 4] = [
+            ("new phase", ("Released", FOREIGN), true, true),
+            ("new phase before the role is active", ("Released", FOREIGN), false, false),
+            ("a field that the other controller wrote long ago", ("Available", FOREIGN), true, false),
+            ("new phase of a replica", ("Released", FIELD_MANAGER), true, false),
+        ];
+        for (name, (phase, manager), is_active, is_stopped) in cases {
+            let store = ObjectStore::default();
+            let (detector, stopped) = detector(&store);
+            let volumes = ["v", "w", "x"];
+            volumes.iter().for_each(|volume| watch_event(&store, volume, 1, "Available", FOREIGN));
+            if is_active {
+                detector.activate();
+            }
+            volumes.iter().for_each(|volume| watch_event(&store, volume, 2, phase, manager));
+            detector.activate();
+            assert_eq!(!stopped.borrow().is_empty(), is_stopped, "{name}");
         }
     }
 

@@ -5,9 +5,9 @@
 use std::{collections::BTreeMap, time::Duration};
 
 use cofferdam_backend::Backend;
-use cofferdam_cluster::Cache;
+use cofferdam_cluster::{ApiError, Cache, Writer, reflector::Scope};
 use cofferdam_domain::{
-    DriverName, NodeName, Volume, names,
+    DriverName, Node, NodeName, Volume, VolumeName, names,
     storage::{Placement, Segments},
 };
 
@@ -62,6 +62,27 @@ pub enum SegmentsError {
         /// The topology key.
         key: String,
     },
+}
+
+/// The reason why this process does not change a volume whose node affinity matches its node.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum OnlyNodeError {
+    /// Another node may have the volume. A driver that does not have a volume reports it as deleted.
+    #[error(
+        "the node affinity of PersistentVolume {volume} matches node {other} as well as node {node}; expected a \
+         topology key of the driver whose value is unique to each node"
+    )]
+    Other {
+        /// The PersistentVolume.
+        volume: VolumeName,
+        /// The node of this process.
+        node: NodeName,
+        /// The other node.
+        other: NodeName,
+    },
+    /// The Nodes cannot be read.
+    #[error(transparent)]
+    Read(#[from] ApiError),
 }
 
 /// The node of this process, and its node-local drivers.
@@ -122,10 +143,55 @@ impl LocalNode {
     /// then manages the volume's finalizer and deletes the volume, if the driver is node-local. A node-local
     /// driver's volume with a wider node affinity or none is managed by no process:
     /// on a node that does not have the volume, the driver would report it as deleted.
+    ///
+    /// Only this node is considered. [`check_only_node`](Self::check_only_node) also considers the other nodes,
+    /// before a call to the driver.
     pub fn has_volume(&self, volume: &Volume, cache: &Cache) -> bool {
         let Some(csi) = &volume.csi else { return false };
         self.segments(&csi.driver, cache).is_ok_and(|segments| volume.is_only_accessible_from(&segments))
     }
+
+    /// Checks that no other node has the volume, as it may with a topology key that names a zone: the labels of
+    /// another node must not match the volume's node affinity. The Nodes are read live, because this process
+    /// watches no Node but its own. Nothing is read if the driver has the key `topology.cofferdam.dev/node`,
+    /// whose value is unique to the node.
+    ///
+    /// # Errors
+    /// Another node may have the volume, or the Nodes cannot be read.
+    pub(crate) async fn check_only_node(
+        &self,
+        volume: &Volume,
+        writer: &Writer,
+    ) -> Result<(), OnlyNodeError> {
+        // Without segments, the process does not manage the volume: see `has_volume`.
+        let segments = volume.csi.as_ref().and_then(|csi| self.segments(&csi.driver, writer.cache()).ok());
+        let Some(segments) = segments.filter(|segments| !segments.contains_key(names::NODE_TOPOLOGY_KEY))
+        else {
+            return Ok(());
+        };
+        let labels: Vec<String> = segments.iter().map(|(key, value)| format!("{key}={value}")).collect();
+        let scope = Scope { label_selector: Some(labels.join(",")), ..Scope::default() };
+        let nodes = writer.read_scope::<Node>(&scope).await?;
+        let mut candidates = nodes.into_iter().filter_map(|node| match node {
+            Ok(node) => matches_affinity(volume, &node).then_some(node.name),
+            Err(undecodable) => Some(undecodable.key),
+        });
+        match candidates.find(|name| *name != self.node) {
+            None => Ok(()),
+            Some(other) => {
+                Err(OnlyNodeError::Other { volume: volume.name.clone(), node: self.node.clone(), other })
+            }
+        }
+    }
+}
+
+/// Returns true if a node may have the volume, by the terms of the volume's node affinity.
+fn matches_affinity(volume: &Volume, node: &Node) -> bool {
+    let matches = |key: &str, value: &str| match key {
+        names::NODE_TOPOLOGY_KEY => value == node.name.as_str(),
+        _ => node.labels.get(key).is_some_and(|label| **label == *value),
+    };
+    volume.node_affinity_terms.iter().any(|term| term.iter().all(|(key, value)| matches(key, value)))
 }
 
 #[cfg(test)]

@@ -1,14 +1,17 @@
 //! Another controller that does the work of a role: the role stops, the other roles of the process continue.
 
+mod log_collector;
+
 use std::time::Duration;
 
-use cofferdam_controllers::{Role, attach_detach, provisioner, pv_controller};
+use cofferdam_controllers::{Role, attach_detach, protection, provisioner, pv_controller};
 use cofferdam_domain::names;
 use cofferdam_sim::{
-    FinalState, Simulation,
+    ApiFault, FaultKind, FinalState, Simulation,
     UserAction::{self, Create, Patch, Settle, Wait},
     objects::{claim, class, csi_driver, csi_node, pod, ready_node, volume, volume_attachment, with},
 };
+use log_collector::LogCollector;
 use serde_json::json;
 
 const CONFLICT: &str = "ConflictingController";
@@ -56,6 +59,8 @@ const V3: &str = "/api/v1/persistentvolumes/v3/status";
 
 #[tokio::test(start_paused = true)]
 async fn a_foreign_pv_controller_stops_ours() {
+    let log = LogCollector::default();
+    let _guard = tracing::subscriber::set_default(log.clone());
     let simulation = all_roles();
     let later = [Settle, Create(class("gold")), Create(claim("a", "gold")), Settle];
     let changes = [released(V1), released(V2), released(V3)];
@@ -63,6 +68,11 @@ async fn a_foreign_pv_controller_stops_ours() {
     assert!(is_stopped(&simulation, pv_controller::ROLE));
     assert!(!is_stopped(&simulation, attach_detach::ROLE) && !is_stopped(&simulation, provisioner::ROLE));
     assert!(has_conflict_event(&outcome), "{:?}", outcome.events);
+    let log = log.text();
+    let reason = "another controller does the work of the role pv-controller: it has changed status.phase of \
+                  PersistentVolume v1, status.phase of PersistentVolume v2, status.phase of PersistentVolume v3";
+    let is_reason = |line: &&str| line.starts_with("ERROR") && line.contains(reason);
+    assert_eq!(log.lines().filter(is_reason).count(), 1, "{log}");
     // The provisioner continues. The claim is not bound.
     assert_eq!(
         (&*outcome.claims, &*outcome.array_owners),
@@ -97,6 +107,68 @@ async fn repairs_by_an_administrator_stop_nothing() {
         // The role has corrected the phases.
         assert_eq!(outcome.volumes, ["v1 Available", "v2 Available", "v3 Available"], "{changes:?}");
     }
+}
+
+/// Both controllers may add and remove the finalizers of the role `protection`: nothing is lost.
+#[tokio::test(start_paused = true)]
+async fn a_foreign_protection_controller_stops_nothing() {
+    let finalizers = |finalizers: serde_json::Value| json!({"metadata": {"finalizers": finalizers}});
+    let paths = [V1, V2, V3].map(|path| path.trim_end_matches("/status"));
+    let removed = paths.map(|path| Patch(path, finalizers(json!(null))));
+    let added = paths.map(|path| Patch(path, finalizers(json!(["kubernetes.io/pv-protection"]))));
+    let simulation = all_roles();
+    let changes = removed.into_iter().chain(added).chain([Settle]);
+    let outcome = run(&simulation, three_volumes().into_iter().chain(changes)).await;
+    for role in [protection::ROLE, pv_controller::ROLE] {
+        assert!(!is_stopped(&simulation, role), "{role}: {:?}", outcome.events);
+    }
+}
+
+/// kube-scheduler reserves a static volume of a class with WaitForFirstConsumer for the claim of a pod: it
+/// writes `claimRef` and the annotation as a PersistentVolume controller does.
+#[tokio::test(start_paused = true)]
+async fn volumes_reserved_by_the_scheduler_stop_nothing() {
+    let delayed = with(class("gold"), &json!({"volumeBindingMode": "WaitForFirstConsumer"}));
+    let volumes = ["v1", "v2", "v3"].map(|name| Create(volume(name, "gold", "1Gi")));
+    let claims = ["a", "b", "c"].map(|name| Create(claim(name, "gold")));
+    let before: Vec<_> = [Create(delayed)].into_iter().chain(volumes).chain(claims).chain([Settle]).collect();
+    // Every run gives the claims the same UIDs.
+    let first = all_roles();
+    run(&first, before.clone()).await;
+    let mut reservations = Vec::new();
+    for (path, claim) in [(V1, "a"), (V2, "b"), (V3, "c")] {
+        let object = format!("/api/v1/namespaces/default/persistentvolumeclaims/{claim}");
+        let uid = first.object(&object).await.unwrap().pointer("/metadata/uid").cloned();
+        let reference = json!({
+            "apiVersion": "v1", "kind": "PersistentVolumeClaim",
+            "namespace": "default", "name": claim, "uid": uid,
+        });
+        let annotations = json!({names::BOUND_BY_CONTROLLER: "yes"});
+        reservations.push(Patch(
+            path.trim_end_matches("/status"),
+            json!({"metadata": {"annotations": annotations}, "spec": {"claimRef": reference}}),
+        ));
+    }
+    let simulation = all_roles();
+    let outcome = run(&simulation, before.into_iter().chain(reservations).chain([Settle])).await;
+    assert!(!is_stopped(&simulation, pv_controller::ROLE), "{:?}", outcome.events);
+    assert_eq!(outcome.claims, ["a Bound v1", "b Bound v2", "c Bound v3"]);
+}
+
+/// The other controller writes immediately before this process, whose write is rejected. The live read after it
+/// and the watch deliver the change in either order.
+#[tokio::test(start_paused = true)]
+async fn foreign_changes_count_that_reject_a_write_of_this_process() {
+    let fault = |path| ApiFault {
+        method: "PATCH",
+        path_prefix: path,
+        body_contains: "Available",
+        kind: FaultKind::ForeignPhase("Released"),
+    };
+    let simulation = all_roles().with_api_faults([V1, V2, V3].map(fault).into());
+    let outcome = run(&simulation, three_volumes()).await;
+    assert!(is_stopped(&simulation, pv_controller::ROLE), "{:?}", outcome.volumes);
+    assert!(has_conflict_event(&outcome), "{:?}", outcome.events);
 }
 
 #[tokio::test(start_paused = true)]

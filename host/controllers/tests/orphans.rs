@@ -380,6 +380,28 @@ async fn live_reads_prevent_deletion_when_the_cache_is_stale() {
     }
 }
 
+/// The claim may be the one that the volume was created for.
+#[tokio::test(start_paused = true)]
+async fn an_undecodable_claim_prevents_deletion() {
+    let simulation = simulation_with_orphan(Vec::new()).await;
+    simulation.run(&[Wait(DAY)], None).await;
+    let minute = Duration::from_secs(60);
+    let actions = [
+        Create(claim("odd", "none")),
+        Patch(
+            "/api/v1/namespaces/default/persistentvolumeclaims/odd/status",
+            json!({"status": {"accessModes": ["Odd"]}}),
+        ),
+        Wait(minute),
+        request_deletion(&simulation, minute, "lost"),
+    ];
+    simulation.run(&actions, None).await;
+    let response = response(&simulation).await;
+    let message = "PersistentVolumeClaim default/odd cannot be decoded and may need it";
+    assert_eq!((response.result, &*response.message), (DeletionResult::Refused, message));
+    assert_eq!(simulation.driver().calls(), [""; 0]);
+}
+
 /// A ConfigMap of the intent journal, written by another process. Its intent for the claim of the volume
 /// `lost` cannot be decoded, and counts as a reference to the volume.
 fn unreadable_intent_config_map() -> Value {

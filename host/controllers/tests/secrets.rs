@@ -3,10 +3,7 @@
 
 #![allow(clippy::unwrap_used, reason = "tests fail by panicking")]
 
-use std::{
-    fmt::{self, Write as _},
-    sync::Arc,
-};
+mod log_collector;
 
 use cofferdam_controllers::Role;
 use cofferdam_domain::storage::ErrorKind;
@@ -16,13 +13,8 @@ use cofferdam_sim::{
     WaitFor::{CallsCompleted, Event},
     objects::{attributes_class, claim, class, csi_node, pod, ready_node, secret, with},
 };
-use parking_lot::Mutex;
+use log_collector::LogCollector;
 use serde_json::{Value, json};
-use tracing::{
-    Metadata, Subscriber,
-    field::{Field, Visit},
-    span,
-};
 
 const CLAIM: &str = "/api/v1/namespaces/default/persistentvolumeclaims/a";
 /// The planted value.
@@ -41,45 +33,6 @@ fn class_with_default_secret() -> Value {
     )
 }
 
-/// Collects the text of every log line, of every level and target.
-#[derive(Clone, Default)]
-struct LogCollector(Arc<Mutex<String>>);
-
-struct FieldWriter<'a>(&'a mut String);
-
-impl Visit for FieldWriter<'_> {
-    fn record_debug(&mut self, field: &Field, value: &dyn fmt::Debug) {
-        let _ = write!(self.0, " {field}={value:?}");
-    }
-}
-
-impl Subscriber for LogCollector {
-    fn enabled(&self, _: &Metadata<'_>) -> bool {
-        true
-    }
-
-    fn new_span(&self, span: &span::Attributes<'_>) -> span::Id {
-        span.record(&mut FieldWriter(&mut self.0.lock()));
-        span::Id::from_u64(1)
-    }
-
-    fn record(&self, _: &span::Id, values: &span::Record<'_>) {
-        values.record(&mut FieldWriter(&mut self.0.lock()));
-    }
-
-    fn record_follows_from(&self, _: &span::Id, _: &span::Id) {}
-
-    fn event(&self, event: &tracing::Event<'_>) {
-        let mut log = self.0.lock();
-        let _ = write!(log, "\n{} {}:", event.metadata().level(), event.metadata().target());
-        event.record(&mut FieldWriter(&mut log));
-    }
-
-    fn enter(&self, _: &span::Id) {}
-
-    fn exit(&self, _: &span::Id) {}
-}
-
 /// Everything that the processes of a simulation wrote: objects except Secrets, events, log lines, metrics.
 async fn written_text(simulation: &Simulation, log: &LogCollector) -> String {
     let mut text = simulation.metrics();
@@ -93,7 +46,7 @@ async fn written_text(simulation: &Simulation, log: &LogCollector) -> String {
     ] {
         text.push_str(&simulation.object(path).await.unwrap().to_string());
     }
-    text.push_str(&log.0.lock());
+    text.push_str(&log.text());
     text
 }
 

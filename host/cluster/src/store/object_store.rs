@@ -11,6 +11,7 @@
 //! | deletion | another uid that is newer | ignored |
 //! | list without the object | not newer than the list | removed, tombstone added |
 //! | list without the object | newer than the list, from a live read or a write response | kept |
+//! | list with an object without readable metadata | any | no object is removed |
 //!
 //! A tombstone is the record of a deletion: the object's uid and a version. It is kept for a limited time. A
 //! late watch event can therefore neither undo a write response nor restore a deleted object.
@@ -141,9 +142,9 @@ impl<K: Indexed> ObjectStore<K> {
     }
 
     /// Calls `subscriber` with the object's JSON after every change that another process has certainly made:
-    /// a watch event delivered it, and no request of this process can have caused it
-    /// ([`ObjectStore::begin_write`]). A change during such a request is delivered after the request, and a
-    /// deletion not at all. The subscriber must not block.
+    /// a watch event or a live read delivered it, and no request of this process can have caused it
+    /// ([`ObjectStore::begin_write`]). A watch event during such a request is delivered after the request; a
+    /// live read during it and a deletion not at all. The subscriber must not block.
     pub fn subscribe_foreign(&self, subscriber: impl Fn(&Change<K>, &str) + Send + Sync + 'static) {
         self.foreign_subscribers.write().push(Box::new(subscriber));
     }
@@ -211,7 +212,7 @@ impl<K: Indexed> ObjectStore<K> {
         OwnWrite { store: self, key, result: WriteResult::Unknown }
     }
 
-    /// Applies an object of a live read or a write response. Returns `true` if subscribers were notified: not
+    /// Applies an object of a list or a write response. Returns `true` if subscribers were notified: not
     /// for an outdated or known version, a deleted or an undecodable object.
     pub fn apply(&self, decoded: DecodeResult<K>) -> bool {
         let change = self.inner.write().apply(decoded);
@@ -229,6 +230,19 @@ impl<K: Indexed> ObjectStore<K> {
         self.notify(change)
     }
 
+    /// As [`ObjectStore::apply`], for an object of a live read: `json` is its text. After a write that lost
+    /// against another process, the live read is the first to show that process's change, and the watch event
+    /// of the same version is no change any more.
+    pub fn apply_live_read(&self, decoded: DecodeResult<K>, json: &str) -> bool {
+        let change = self.inner.write().apply(decoded);
+        if let Some(change) = &change
+            && self.own_writes.is_foreign_read(&change.key)
+        {
+            self.notify_foreign(change, json);
+        }
+        self.notify(change)
+    }
+
     /// Applies a deletion at `version`: that of the watch event, or the last known version of the object.
     /// Returns `true` if an object was cached under the key and is now removed.
     pub fn delete(&self, key: &K::Key, uid: &Uid, version: ResourceVersion) -> bool {
@@ -239,24 +253,20 @@ impl<K: Indexed> ObjectStore<K> {
     /// Applies a complete list. Objects that are newer than the list, from live reads or write responses, are
     /// kept.
     pub fn replace(&self, items: Vec<DecodeResult<K>>, version: ResourceVersion) {
+        self.apply_list(items, version, true);
+    }
+
+    /// As [`ObjectStore::replace`], for a list with an object whose metadata cannot be decoded. It may be any
+    /// of the cached objects that `items` lack, so none of them is removed.
+    pub fn merge(&self, items: Vec<DecodeResult<K>>, version: ResourceVersion) {
+        self.apply_list(items, version, false);
+    }
+
+    fn apply_list(&self, items: Vec<DecodeResult<K>>, version: ResourceVersion, is_complete: bool) {
         let mut changes = Vec::new();
         {
             let mut inner = self.inner.write();
-            let listed: HashSet<K::Key> =
-                items.iter().map(|item| item.as_ref().map_or_else(|o| o.key.clone(), Kind::key)).collect();
-            let removed: Vec<(K::Key, Uid)> = inner
-                .objects
-                .iter()
-                .map(|(key, object)| (key, &object.meta().uid, object.resource_version()))
-                .chain(
-                    inner
-                        .undecodable
-                        .iter()
-                        .map(|(key, undecodable)| (key, &undecodable.uid, undecodable.resource_version)),
-                )
-                .filter(|(key, _, cached)| !listed.contains(*key) && *cached <= version)
-                .map(|(key, uid, _)| (key.clone(), uid.clone()))
-                .collect();
+            let removed = if is_complete { inner.missing_from(&items, version) } else { Vec::new() };
             changes.extend(removed.iter().filter_map(|(key, uid)| inner.delete(key, uid, version)));
             changes.extend(items.into_iter().filter_map(|item| inner.apply(item)));
             inner.highest_version = inner.highest_version.max(version);
@@ -283,6 +293,11 @@ impl<K: Indexed> ObjectStore<K> {
             self.notify(Some(change));
         }
         self.synced.send_replace(true);
+    }
+
+    /// The key of an undecodable object; `None` if there is none.
+    pub fn undecodable_key(&self) -> Option<K::Key> {
+        self.inner.read().undecodable.keys().next().cloned()
     }
 
     /// Returns `true` if undecodable objects exist.
@@ -372,6 +387,23 @@ impl<K: Indexed> Inner<K> {
                 None
             }
         }
+    }
+
+    /// The cached objects that a complete list at `version` lacks and that are not newer than it.
+    fn missing_from(&self, items: &[DecodeResult<K>], version: ResourceVersion) -> Vec<(K::Key, Uid)> {
+        let listed: HashSet<K::Key> =
+            items.iter().map(|item| item.as_ref().map_or_else(|o| o.key.clone(), Kind::key)).collect();
+        let decoded =
+            self.objects.iter().map(|(key, object)| (key, &object.meta().uid, object.resource_version()));
+        let undecodable = self
+            .undecodable
+            .iter()
+            .map(|(key, undecodable)| (key, &undecodable.uid, undecodable.resource_version));
+        decoded
+            .chain(undecodable)
+            .filter(|(key, _, cached)| !listed.contains(*key) && *cached <= version)
+            .map(|(key, uid, _)| (key.clone(), uid.clone()))
+            .collect()
     }
 
     fn delete(&mut self, key: &K::Key, uid: &Uid, version: ResourceVersion) -> Option<Change<K>> {

@@ -1,5 +1,5 @@
-//! Requests of this process that change objects of one kind. A change that a watch event delivers comes from
-//! another process, unless one of these requests has caused it, or may have.
+//! Requests of this process that change objects of one kind. A change that a watch event or a live read
+//! delivers comes from another process, unless one of these requests has caused it, or may have.
 
 use std::{collections::HashMap, time::Duration};
 
@@ -73,6 +73,13 @@ impl<K: Kind> OwnWrites<K> {
             requests.waiting.push((change.clone(), json.into()));
         }
         requests.in_flight == 0 && !is_uncertain
+    }
+
+    /// As [`is_foreign`](Self::is_foreign), for a change that a live read delivers. A read during a request
+    /// may contain the request's effect beside that of another process: the change does not count.
+    pub(super) fn is_foreign_read(&self, key: &K::Key) -> bool {
+        let all = self.0.lock();
+        all.get(key).is_none_or(|requests| requests.in_flight == 0 && !requests.is_uncertain(Instant::now()))
     }
 
     /// Ends a request. Returns the changes that another process has made during the requests for the object,

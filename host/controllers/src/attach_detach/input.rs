@@ -111,13 +111,8 @@ impl InputSources<'_> {
             }
         }
         for desired_attachment in &desired {
-            let name = names::volume_attachment_name(&driver, &handle, &desired_attachment.node);
-            let exists = actual
-                .iter()
-                .any(|other: &ActualAttachment| other.node == desired_attachment.node && other.name == name);
-            if !exists && let Lookup::Undecodable(_) = self.cache.attachments.get(&name) {
-                actual.push(ActualAttachment::undecodable(name, desired_attachment));
-            }
+            let attachment = names::volume_attachment_name(&driver, &handle, &desired_attachment.node);
+            self.add_name_conflict(name, attachment, desired_attachment, &mut actual);
         }
         let registered = |desired_attachment: &&DesiredAttachment| {
             self.cache
@@ -139,6 +134,34 @@ impl InputSources<'_> {
             actual,
             refused_nodes: reconcile_state.refused_nodes.clone(),
             force_on_timeout: self.force_on_timeout,
+        }
+    }
+
+    /// Adds the VolumeAttachment that has the name of the desired one, if it is not for this volume: the
+    /// desired one cannot be created. `actual` has the VolumeAttachments of the volume.
+    fn add_name_conflict(
+        &self,
+        volume: &UniqueVolumeName,
+        name: VolumeAttachmentName,
+        desired_attachment: &DesiredAttachment,
+        actual: &mut Vec<ActualAttachment>,
+    ) {
+        let is_same =
+            |other: &&mut ActualAttachment| other.node == desired_attachment.node && other.name == name;
+        let existing = actual.iter_mut().find(is_same);
+        if existing.as_ref().is_some_and(|existing| existing.purpose != AttachmentPurpose::Other)
+            || self.cache.attachments.get(&name).is_missing()
+        {
+            return;
+        }
+        self.state.block(&name, Key::Volume(volume.clone()));
+        // It may have been deleted before the key was recorded; the deletion then enqueued nothing.
+        if self.cache.attachments.get(&name).is_missing() {
+            return;
+        }
+        match existing {
+            Some(existing) => existing.purpose = AttachmentPurpose::NameConflict,
+            None => actual.push(ActualAttachment::name_conflict(name, desired_attachment)),
         }
     }
 

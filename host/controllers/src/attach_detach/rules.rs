@@ -80,9 +80,9 @@ pub enum AttachmentPurpose {
     /// Created for pods, by this controller or by upstream's. Its PersistentVolume is deleted, or deleted and
     /// created again with another source.
     PodOfDeletedVolume,
-    /// Has the name that this volume's VolumeAttachment for pods has on its node, but the cache does not show
-    /// that it is for this volume: it cannot be decoded, it names no PersistentVolume, or its
-    /// PersistentVolume cannot be decoded or has no CSI source.
+    /// Has the name that this volume's VolumeAttachment for pods has on a node, but the cache does not show
+    /// that it is for this volume: it cannot be decoded, it has another attacher or PersistentVolume, it names
+    /// none, or its PersistentVolume cannot be decoded or has no CSI source.
     NameConflict,
     /// For this volume, but created by another client, under another name or for another driver. As every
     /// VolumeAttachment of the volume, it blocks an exclusive volume for other nodes.
@@ -142,9 +142,9 @@ pub struct ActualAttachment {
 }
 
 impl ActualAttachment {
-    /// Returns the entry of a VolumeAttachment that cannot be decoded and has the name of the
+    /// Returns the entry of a VolumeAttachment that is not for this volume and has the name of the
     /// VolumeAttachment that `desired_attachment` needs, which therefore cannot be created.
-    pub fn undecodable(name: VolumeAttachmentName, desired_attachment: &DesiredAttachment) -> Self {
+    pub fn name_conflict(name: VolumeAttachmentName, desired_attachment: &DesiredAttachment) -> Self {
         Self {
             name,
             uid: Uid::from(""),

@@ -350,6 +350,11 @@ impl AttachState {
         found
     }
 
+    /// Records that a VolumeAttachment blocks a key until it is deleted or its volume is known.
+    pub(super) fn block(&self, name: &VolumeAttachmentName, key: Key) {
+        self.state.lock().blocked_keys.entry(name.clone()).or_default().insert(key);
+    }
+
     /// Returns the unresolved VolumeAttachments of a node.
     pub(super) fn unresolved_attachments_on_node(&self, node: &NodeName) -> Vec<VolumeAttachmentName> {
         let state = self.state.lock();

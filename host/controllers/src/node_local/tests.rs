@@ -1,6 +1,8 @@
 //! Tests of node-local volumes.
 
-use cofferdam_cluster::decode;
+use std::sync::Arc;
+
+use cofferdam_cluster::{decode, metrics::Metrics};
 use cofferdam_domain::{CsiNode, Node};
 use serde_json::{Value, json};
 
@@ -58,6 +60,59 @@ fn a_volume_is_local_if_its_affinity_names_only_this_node() {
         !local_node.has_volume(&volume("other", &json!([term(KEY, "In", &["n1"])])), &cache),
         "a volume of another driver"
     );
+}
+
+/// A writer whose API server returns these Nodes to every list, each with its labels.
+fn writer_with_nodes(cache: Cache, nodes: &[(&str, Value)]) -> Writer {
+    let items: Vec<Value> = nodes
+        .iter()
+        .map(|(name, labels)| {
+            json!({"metadata": {"name": name, "uid": name, "resourceVersion": "1", "labels": labels}})
+        })
+        .collect();
+    let body = json!({"metadata": {"resourceVersion": "1"}, "items": items}).to_string();
+    let service = tower::service_fn(move |request: http::Request<kube::client::Body>| {
+        let query = request.uri().query().unwrap_or_default().to_owned();
+        assert!(query.contains("labelSelector=zone%3Da"), "{query}");
+        let body = kube::client::Body::from(body.clone().into_bytes());
+        async move { Ok::<_, std::io::Error>(http::Response::new(body)) }
+    });
+    let client = kube::Client::new(service, "default");
+    Writer::new(client, Arc::new(cache), Metrics::default())
+}
+
+#[tokio::test]
+async fn a_volume_is_not_changed_if_another_node_may_have_it() {
+    let zone = json!([term("zone", "In", &["a"])]);
+    let zone_and_host = json!([{"matchExpressions": [
+        {"key": "zone", "operator": "In", "values": ["a"]},
+        {"key": "host", "operator": "In", "values": ["n1"]},
+    ]}]);
+    let node = |name: &'static str| (name, json!({"zone": "a", "host": name}));
+    let unreadable = ("n2", json!({"zone": 7}));
+    #[rustfmt::skip] // one row a case: affinity, Nodes with the labels of the segments, the other node
+    let table = [
+        ("only this node",            &zone,          vec![node("n1")],              None),
+        ("another node of the zone",  &zone,          vec![node("n1"), node("n2")],  Some("n2")),
+        ("a unique key beside",       &zone_and_host, vec![node("n1"), node("n2")],  None),
+        ("a Node that is unreadable", &zone_and_host, vec![node("n1"), unreadable],  Some("n2")),
+    ];
+    for (name, terms, nodes, expected) in table {
+        let cache = Cache::default();
+        let object = json!({"metadata": {"name": "n1", "uid": "u", "resourceVersion": "1",
+            "labels": {"zone": "a", "host": "n1"}}});
+        cache.nodes.apply(Ok(decode::object::<Node>(&object.to_string()).unwrap().unwrap()));
+        let (local_node, volume) = (local_node(&[("drv", &["zone"])]), volume("drv", terms));
+        assert!(local_node.has_volume(&volume, &cache), "{name}");
+        let writer = writer_with_nodes(cache, &nodes);
+        let found = match local_node.check_only_node(&volume, &writer).await {
+            Ok(()) => None,
+            Err(OnlyNodeError::Other { other, .. }) => Some(other.to_string()),
+            Err(OnlyNodeError::Read(error)) => panic!("{name}: {error}"),
+        };
+        assert_eq!(found.as_deref(), expected, "{name}");
+        assert_eq!(writer.cache().nodes.len(), 1, "{name}: other Nodes are not cached");
+    }
 }
 
 #[test]

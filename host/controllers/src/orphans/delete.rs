@@ -175,7 +175,12 @@ impl OrphanScanner {
             return Ok(DeletionVerdict::Refuse(message));
         }
         let Some(status) = self.find_volume(driver, &request.handle).await? else {
-            return Ok(rules::decide_deletion(&DeletionInput { volume: None, unreadable: None, is_started }));
+            return Ok(rules::decide_deletion(&DeletionInput {
+                volume: None,
+                unreadable: None,
+                unreadable_claim: None,
+                is_started,
+            }));
         };
         let volumes = writer.list_scope::<Volume>(&Scope::default()).await?;
         let unreadable =
@@ -198,6 +203,7 @@ impl OrphanScanner {
         Ok(rules::decide_deletion(&DeletionInput {
             volume: Some((&status, classification)),
             unreadable,
+            unreadable_claim: self.context.cache.claims.undecodable_key(),
             is_started,
         }))
     }

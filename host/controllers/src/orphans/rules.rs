@@ -78,6 +78,8 @@ pub enum VolumeReference {
     Volume(VolumeName),
     /// A PersistentVolume that cannot be decoded and may reference the volume.
     UnreadableVolume(VolumeName),
+    /// A claim that cannot be decoded and may be the one that the volume was created for.
+    UnreadableClaim(ClaimKey),
     /// An intent in the journal for the claim or the PersistentVolume that the volume was created for.
     Intent,
     /// The claim that the volume was created for. It is unbound, or bound to the PersistentVolume that was
@@ -104,6 +106,9 @@ impl fmt::Display for VolumeReference {
             Self::Volume(name) => write!(f, "PersistentVolume {name} references it"),
             Self::UnreadableVolume(name) => {
                 write!(f, "PersistentVolume {name} cannot be decoded and may reference it")
+            }
+            Self::UnreadableClaim(key) => {
+                write!(f, "PersistentVolumeClaim {key} cannot be decoded and may need it")
             }
             Self::Intent => f.write_str("the journal has an intent for it"),
             Self::Claim(key) => write!(f, "its PersistentVolumeClaim {key} exists"),
@@ -196,6 +201,8 @@ pub struct DeletionInput<'a> {
     pub volume: Option<(&'a VolumeStatus, Classification)>,
     /// A PersistentVolume that cannot be decoded, if there is one: it may reference the volume.
     pub unreadable: Option<VolumeName>,
+    /// A cached claim that cannot be decoded, if there is one: it may need the volume.
+    pub unreadable_claim: Option<ClaimKey>,
     /// True if `DeleteVolume` may have been called before.
     pub is_started: bool,
 }
@@ -232,8 +239,8 @@ pub fn expired_message(request: &DeletionRequest, now: Timestamp) -> Option<Stri
 
 /// Decides on a request that has not expired or whose deletion has started, while deletions are not frozen.
 ///
-/// Only a listed orphan that is not published to a node is deleted, and only if every PersistentVolume can be
-/// decoded.
+/// Only a listed orphan that is not published to a node is deleted, and only if every PersistentVolume and
+/// every claim can be decoded.
 pub fn decide_deletion(input: &DeletionInput<'_>) -> DeletionVerdict {
     let refuse = |reason: String| match input.is_started {
         false => DeletionVerdict::Refuse(reason),
@@ -259,6 +266,9 @@ pub fn decide_deletion(input: &DeletionInput<'_>) -> DeletionVerdict {
     }
     if let Some(name) = &input.unreadable {
         return refuse(VolumeReference::UnreadableVolume(name.clone()).to_string());
+    }
+    if let Some(key) = &input.unreadable_claim {
+        return refuse(VolumeReference::UnreadableClaim(key.clone()).to_string());
     }
     match status.published_node_ids.first() {
         Some(node) => refuse(format!("it is published to node {node}")),

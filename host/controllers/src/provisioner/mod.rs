@@ -5,6 +5,7 @@ mod contests;
 mod create;
 mod create_secret;
 mod declaration;
+mod duplicate;
 mod immediate_binding;
 mod infeasible;
 pub mod mending;

@@ -15,7 +15,7 @@ use super::{
 };
 use crate::{
     events::EventSpec,
-    node_local::LocalNode,
+    node_local::{LocalNode, OnlyNodeError},
     protection::{self, rules::FinalizerVerdict},
     reconcile::{EVENT_REPEAT_INTERVAL, MAX_EFFECTS, action_for_write_error},
     step_recorder::StepRecorder,
@@ -128,6 +128,18 @@ impl Provisioner {
                 EventSpec::warning("VolumeFailedDelete", text),
             );
             return Some(Action::BackoffFor(self.context.calls.retry_interval_max));
+        }
+        if let Some(local_node) = local_node
+            && let Err(error) = local_node.check_only_node(volume, &self.context.writer).await
+        {
+            let text = format!("{error}: the volume is not deleted");
+            recorder.record(StepResult::Failed, text.clone(), None);
+            let event = EventSpec::warning("VolumeFailedDelete", text);
+            self.context.events.emit(volume, &driver.component, event);
+            return Some(match error {
+                OnlyNodeError::Other { .. } => Action::BackoffFor(self.context.calls.retry_interval_max),
+                OnlyNodeError::Read(_) => Action::Backoff,
+            });
         }
         // Node-local volumes are not attached, and their VolumeAttachments not watched.
         let publishes = local_node.is_none() && driver.backend.abilities().contains(&Ability::Publishing);

@@ -251,7 +251,8 @@ fn decide_mended(
         .then(|| ProvisionVerdict::WriteMended(Box::new(mended)))
 }
 
-/// Decides on a claim of a node-local driver without a selected node.
+/// Decides on a claim of a node-local driver without a selected node. No node is selected for a claim that a
+/// volume populator provisions: the populator selects the node of its own claim.
 fn select_local_node(
     input: ProvisionerInput<'_>,
     local_node: &LocalNode,
@@ -267,7 +268,14 @@ fn select_local_node(
     }
     let request = match build_request(input, claim, class, name) {
         Ok(intent) => Some(Box::new(intent.request)),
-        Err(verdict) if matches!(*verdict, ProvisionVerdict::ReadAnnotations(_)) => return Err(verdict),
+        Err(verdict)
+            if matches!(
+                *verdict,
+                ProvisionVerdict::ReadAnnotations(_) | ProvisionVerdict::LeaveToPopulator
+            ) =>
+        {
+            return Err(verdict);
+        }
         Err(_) => None,
     };
     Ok(ProvisionVerdict::SelectNode { claim: Arc::clone(claim), node: local_node.node.clone(), request })

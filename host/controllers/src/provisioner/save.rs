@@ -7,6 +7,7 @@ use cofferdam_domain::{AccessMode, Volume, VolumeName, storage::CreatedVolume};
 use tokio::time::Instant;
 
 use super::{
+    duplicate,
     object::{self, ClaimFields},
     reconcile::Provisioner,
     rules,
@@ -95,6 +96,10 @@ impl Provisioner {
             Ok(Some(volume))
                 if volume.claim_ref.as_ref().and_then(|r| r.uid.as_ref()) == Some(&intent.claim_uid) =>
             {
+                if !duplicate::has_created_volume(&volume, intent, created) {
+                    self.duplicates.lock().insert(intent.claim_uid.clone(), created.clone());
+                    return self.delete_duplicate(driver, intent, created).await;
+                }
                 self.emit_provisioning_succeeded(driver, intent);
                 driver.journal.remove(&intent.claim_uid);
                 Action::Done

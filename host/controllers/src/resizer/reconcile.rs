@@ -27,7 +27,7 @@ use crate::{
     controller::Controller,
     drivers::Backends,
     events::{EventRecorder, EventSpec},
-    node_local::LocalNode,
+    node_local::{LocalNode, OnlyNodeError},
     reconcile::{run_periodically, subscribe},
     settings::CallSettings,
     step_recorder::{StepRecorder, StepRecorders},
@@ -261,8 +261,9 @@ impl Resizer {
         Ok(Call { deadline: self.context.calls.timeout, secrets })
     }
 
-    /// Prepares a call: reads its Secret if it has one, checks that claim and volume have not changed during
-    /// this read, and locks the claim, so that its expansion and its modification do not overlap.
+    /// Prepares a call: checks that no other node has the volume if the driver is node-local, reads its Secret
+    /// if it has one, checks that claim and volume have not changed during these reads, and locks the claim, so
+    /// that its expansion and its modification do not overlap.
     ///
     /// # Errors
     /// The action that ends this reconcile. If the claim's other operation holds the lock, the end of that
@@ -274,6 +275,16 @@ impl Resizer {
         secret: Option<&SecretRef>,
         operation: ResizeOperation,
     ) -> Result<(Call, LockGuard<'_, ClaimKey, ResizeOperation>), Action> {
+        let local_node = self.context.local_node.as_ref().filter(|local_node| local_node.has_driver(name));
+        if let Some(local_node) = local_node
+            && let Err(error) = local_node.check_only_node(volume, &self.context.writer).await
+        {
+            self.emit_failure(name, claim, reason, error.to_string());
+            return Err(match error {
+                OnlyNodeError::Other { .. } => Action::BackoffFor(self.context.calls.retry_interval_max),
+                OnlyNodeError::Read(_) => Action::Backoff,
+            });
+        }
         let call = match self.build_call(secret).await {
             Ok(call) => call,
             Err(error) => {
@@ -281,7 +292,7 @@ impl Resizer {
                 return Err(Action::Backoff);
             }
         };
-        if secret.is_some() && self.has_changed(claim, volume) {
+        if (secret.is_some() || local_node.is_some()) && self.has_changed(claim, volume) {
             return Err(Action::Requeue);
         }
         let (name, key) = (name.clone(), claim.key.clone());

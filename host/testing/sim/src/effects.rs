@@ -46,6 +46,9 @@ pub enum FaultKind {
     Delayed(Duration),
     /// The write is rejected with 409 Conflict, as for an outdated resource version.
     Conflict,
+    /// Another client sets `status.phase` of the object to this value; then the write is sent. It requires a
+    /// write of the status.
+    ForeignPhase(&'static str),
     /// The write is rejected with 403 Forbidden, as by RBAC or an admission webhook.
     Forbidden,
 }

@@ -189,6 +189,14 @@ impl SimulationFixture {
         self.processes.lock()
     }
 
+    /// Sets `status.phase` of the object whose status has this path, as another client.
+    pub(crate) async fn set_phase(&self, path: &str, phase: &str) {
+        let (merge, patch) = ("application/merge-patch+json", json!({"status": {"phase": phase}}));
+        if let Err(error) = send_request(&self.user_api, Method::PATCH, path, merge, &patch).await {
+            self.report_violation(format!("a client could not set the phase at {path}: {error}"));
+        }
+    }
+
     /// Performs an action of a user or an administrator. `Repair`, `Settle`, `Wait` and `Until` do nothing
     /// here.
     pub(crate) async fn perform(&self, action: &UserAction) {

@@ -94,6 +94,10 @@ impl Service<Request<Body>> for CrashingApi {
                     Ok(status_response(UNAVAILABLE))
                 }
                 Some(FaultKind::Conflict) => Ok(status_response(CONFLICT)),
+                Some(FaultKind::ForeignPhase(phase)) => {
+                    api.fixture.set_phase(request.uri().path(), phase).await;
+                    api.send(request).await
+                }
                 Some(FaultKind::Forbidden) => Ok(status_response(FORBIDDEN)),
             }
         })

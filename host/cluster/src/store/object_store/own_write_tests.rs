@@ -71,6 +71,47 @@ async fn a_change_is_foreign_unless_a_request_has_caused_it() {
     expect(&[]);
 }
 
+fn read_live(store: &ObjectStore<Volume>, name: &str, version: u64) {
+    let json = volume(name, version);
+    store.apply_live_read(decode::object(&json).unwrap(), &json);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_live_read_is_foreign_unless_a_request_may_have_caused_it() {
+    let (store, found) = store();
+    let begin = || store.begin_write(VolumeName::new("v"));
+    let expect = |changes: &[&str]| assert_eq!(std::mem::take(&mut *found.lock()), changes);
+    read_live(&store, "v", 1);
+    expect(&["v@1"]);
+    // The watch delivers the version of a live read after a rejected request: it counts once.
+    begin().rejected();
+    read_live(&store, "v", 2);
+    watch(&store, "v", 2);
+    expect(&["v@2"]);
+    // The watch delivers it first.
+    let write = begin();
+    watch(&store, "v", 3);
+    write.rejected();
+    read_live(&store, "v", 3);
+    expect(&["v@3"]);
+    // This process has written the version.
+    finish(begin(), "v", 4);
+    read_live(&store, "v", 4);
+    expect(&[]);
+    // A read during a request may contain its effect beside that of another process.
+    let write = begin();
+    read_live(&store, "v", 6);
+    finish(write, "v", 5);
+    watch(&store, "v", 6);
+    expect(&[]);
+    drop(begin());
+    read_live(&store, "v", 7);
+    expect(&[]);
+    tokio::time::advance(MAY_APPLY).await;
+    read_live(&store, "v", 8);
+    expect(&["v@8"]);
+}
+
 #[tokio::test(start_paused = true)]
 async fn a_request_with_an_unknown_result_leaves_doubt() {
     let (store, found) = store();

@@ -245,6 +245,7 @@ fn only_an_orphan_that_is_not_published_is_deleted() {
     let input = |classification| DeletionInput {
         volume: Some((&status, classification)),
         unreadable: None,
+        unreadable_claim: None,
         is_started: false,
     };
     let refused = |input: &DeletionInput<'_>, reason: &str| match decide_deletion(input) {
@@ -259,7 +260,7 @@ fn only_an_orphan_that_is_not_published_is_deleted() {
             DeletionVerdict::Delete
         );
     }
-    let absent = DeletionInput { volume: None, unreadable: None, is_started: false };
+    let absent = DeletionInput { volume: None, ..input(ORPHAN(48 * HOUR)) };
     refused(&absent, "lists no such volume");
     assert_eq!(
         decide_deletion(&DeletionInput { is_started: true, ..absent.clone() }),
@@ -285,12 +286,15 @@ fn only_an_orphan_that_is_not_published_is_deleted() {
     );
     let with_unreadable_volume = DeletionInput { unreadable: Some("odd".into()), ..input(ORPHAN(48 * HOUR)) };
     refused(&with_unreadable_volume, "PersistentVolume odd cannot be decoded");
+    let with_unreadable_claim =
+        DeletionInput { unreadable_claim: Some(ClaimKey::new("ns", "odd")), ..input(ORPHAN(48 * HOUR)) };
+    refused(&with_unreadable_claim, "PersistentVolumeClaim ns/odd cannot be decoded");
     let published = with(|s| {
         s.published_node_ids = vec![NodeId::from("n1")];
         s.condition = Some(VolumeCondition { abnormal: true, message: "odd".to_owned() });
     });
     refused(
-        &DeletionInput { volume: Some((&published, ORPHAN(48 * HOUR))), unreadable: None, is_started: false },
+        &DeletionInput { volume: Some((&published, ORPHAN(48 * HOUR))), ..input(ORPHAN(48 * HOUR)) },
         "published to node n1",
     );
 }

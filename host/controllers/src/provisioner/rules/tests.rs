@@ -895,6 +895,10 @@ fn claims_of_node_local_drivers_are_provisioned_on_their_node() {
              {topology.cofferdam.dev/node=n2}"),
         ("invalid request", annotated(json!({storage_provisioner: "drv"})),
             json!({"parameters": {"csi.storage.k8s.io/x": "y"}}), true, "select n1 without a request"),
+        ("populator", merged(
+            annotated(json!({storage_provisioner: "drv"})),
+            json!({"spec": {"dataSourceRef": {"apiGroup": "x.example", "kind": "Image", "name": "x"}}}),
+        ), json!({}), true, "populator"),
     ];
     for (name, claim, class, immediate, expected) in table {
         let mut fixture = ProvisionerFixture::new(

@@ -91,6 +91,21 @@ fn volume_attachment_of(volume: &str, finalizers: &[&str]) -> Value {
     })
 }
 
+/// Creates a VolumeAttachment of an inline volume, with the name that the attach-detach controller uses for
+/// `v` on the first node.
+fn inline_attachment(attacher: &str) -> UserAction {
+    Create(with(
+        volume_attachment_of("v", &[]),
+        &json!({"spec": {"attacher": attacher, "source": {
+            "persistentVolumeName": null,
+            "inlineVolumeSpec": {
+                "accessModes": ["ReadWriteOnce"],
+                "csi": {"driver": attacher, "volumeHandle": "static-v"},
+            },
+        }}}),
+    ))
+}
+
 /// A fault of one API write.
 fn write_fault(method: &'static str, path: &'static str, kind: FaultKind) -> Vec<ApiFault> {
     vec![ApiFault { method, path_prefix: path, body_contains: "", kind }]
@@ -399,24 +414,31 @@ fn failed_writes() -> Vec<Scenario> {
         },
         Scenario {
             name: "VolumeAttachment name taken by an inline volume: FailedAttachVolume is emitted on the pod",
-            actions: after_setup([
-                Create(with(
-                    volume_attachment_of("v", &[]),
-                    &json!({"spec": {"source": {
-                        "persistentVolumeName": null,
-                        "inlineVolumeSpec": {
-                            "accessModes": ["ReadWriteOnce"],
-                            "csi": {"driver": "sim.cofferdam.dev", "volumeHandle": "static-v"},
-                        },
-                    }}}),
-                )),
-                Settle,
-                Create(pod("p", "a")),
-            ]),
+            actions: after_setup([inline_attachment("sim.cofferdam.dev"), Settle, Create(pod("p", "a"))]),
             attachments: &[" on node-1 detached attachError"],
             events: &["p Warning FailedAttachVolume"],
             unsettled: FAILED_ATTACH,
             ..base()
+        },
+        Scenario {
+            name: "VolumeAttachment name taken for another attacher: \
+                  FailedAttachVolume is emitted on the pod",
+            actions: after_setup([inline_attachment("other.example.com"), Settle, Create(pod("p", "a"))]),
+            attachments: &[" on node-1 detached"],
+            events: &["p Warning FailedAttachVolume"],
+            ..base()
+        },
+        Scenario {
+            name: "VolumeAttachment name taken for another attacher, then deleted: the volume is attached",
+            actions: after_setup([
+                inline_attachment("other.example.com"),
+                Settle,
+                Create(pod("p", "a")),
+                Until(Event("p Warning FailedAttachVolume")),
+                Delete(ATTACHMENT),
+            ]),
+            events: FAILED_FIRST,
+            ..attached()
         },
         Scenario {
             name: "ReadWriteMany volume, create forbidden for one node: \

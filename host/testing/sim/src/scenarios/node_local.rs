@@ -8,6 +8,7 @@ use crate::{
     DriverFault, EnvironmentKind, TopologyBehavior,
     UserAction::{self, Create, Delete, Patch, Settle, Until},
     WaitFor::{CallsCompleted, Event},
+    WorkKind,
     objects::{CLAIM, claim, class, csi_node, node, volume, with},
     scenario::{Scenario, in_real_time},
 };
@@ -54,20 +55,39 @@ fn reselect_then_delete() -> [UserAction; 4] {
 /// A static PersistentVolume of a deleted claim, with reclaim policy Delete and affinity to these nodes. It
 /// has no node affinity if `nodes` is empty.
 fn released_volume(name: &str, nodes: &[&str]) -> [UserAction; 2] {
-    let expressions = json!([{"key": NODE_TOPOLOGY_KEY, "operator": "In", "values": nodes}]);
-    let affinity = json!({"required": {"nodeSelectorTerms": [{"matchExpressions": expressions}]}});
+    released_volume_of(name, NODE_TOPOLOGY_KEY, nodes)
+}
+
+/// As [`released_volume`], with an affinity to these values of a topology key.
+fn released_volume_of(name: &str, key: &str, values: &[&str]) -> [UserAction; 2] {
     let object = with(
         volume(name, "none", "1Gi"),
         &json!({
             "metadata": {"finalizers": ["external-provisioner.volume.kubernetes.io/finalizer"]},
             "spec": {
                 "persistentVolumeReclaimPolicy": "Delete",
-                "nodeAffinity": if nodes.is_empty() { Value::Null } else { affinity },
                 "claimRef": {"namespace": "default", "name": "was", "uid": "was"},
             },
         }),
     );
-    [Create(object), Settle]
+    [Create(with(object, &node_affinity(key, values))), Settle]
+}
+
+/// A node affinity to these values of a topology key; none without values.
+fn node_affinity(key: &str, values: &[&str]) -> Value {
+    let expressions = json!([{"key": key, "operator": "In", "values": values}]);
+    let affinity = json!({"required": {"nodeSelectorTerms": [{"matchExpressions": expressions}]}});
+    json!({"spec": {"nodeAffinity": if values.is_empty() { Value::Null } else { affinity }}})
+}
+
+/// The Nodes `n1` and `n2` in these zones.
+fn nodes_in_zones(first: &str, second: &str) -> [UserAction; 2] {
+    [Create(node("n1", &json!({"zone": first}))), Create(node("n2", &json!({"zone": second})))]
+}
+
+/// As [`released_volume`], with the affinity of the zone `a`.
+fn zoned_volume() -> [UserAction; 2] {
+    released_volume_of("v", "zone", &["a"])
 }
 
 /// Reason to skip rows in which nodes compete for a claim: the process of each node delays its
@@ -349,6 +369,44 @@ pub(super) fn scenarios() -> Vec<Scenario> {
                 "create gone disk.example/host=n1",
                 "delete gone on n1",
             ],
+            ..unprovisioned()
+        },
+        Scenario {
+            name: "Released volume, topology key with the same value on two nodes: it is not deleted",
+            actions: nodes_in_zones("a", "a").into_iter().chain(zoned_volume()).collect(),
+            topology: TopologyBehavior { keys: &["zone"], ..topology },
+            volumes: &["v Released was zone=a"],
+            events: &["v Warning VolumeFailedDelete"],
+            unsettled: &[(WorkKind::Retry, "the deletion is retried, without a call")],
+            ..unprovisioned()
+        },
+        Scenario {
+            name: "node-local volume expanded, topology key with the same value on two nodes: \
+                  it is not expanded",
+            actions: nodes_in_zones("a", "a")
+                .into_iter()
+                .chain([
+                    Create(with(class("gold"), &json!({"allowVolumeExpansion": true}))),
+                    Create(with(volume("v", "gold", "1Gi"), &node_affinity("zone", &["a"]))),
+                    Settle,
+                    Create(with(claim("a", "gold"), &json!({"spec": {"volumeName": "v"}}))),
+                    Settle,
+                    Patch(CLAIM, json!({"spec": {"resources": {"requests": {"storage": "2Gi"}}}})),
+                ])
+                .collect(),
+            topology: TopologyBehavior { keys: &["zone"], ..topology },
+            claims: &["a Bound v"],
+            volumes: &["v Bound a zone=a"],
+            resizes: &["a 1Gi/1Gi allocated=2Gi ControllerResizeInProgress Resizing"],
+            events: &["a Warning VolumeResizeFailed"],
+            unsettled: &[(WorkKind::Retry, "the expansion is retried, without a call")],
+            ..unprovisioned()
+        },
+        Scenario {
+            name: "Released volume, topology key with a value per node: the process of its node deletes it",
+            actions: nodes_in_zones("a", "b").into_iter().chain(zoned_volume()).collect(),
+            topology: TopologyBehavior { keys: &["zone"], ..topology },
+            calls: &["delete static-v on n1"],
             ..unprovisioned()
         },
         Scenario {
