@@ -539,6 +539,21 @@ mod tests {
     }
 
     #[test]
+    fn the_subject_of_a_call_is_its_object_or_its_method() {
+        let volume = || OperationKey::Volume("h".into());
+        let subject_of = |spec: &CallSpec<(), ()>, expected: CallSubject<'_>| {
+            assert_eq!(spec.subject(), expected, "{}", spec.method());
+        };
+        let key = volume();
+        subject_of(&CallSpec::delete_volume(&"h".into()), CallSubject::Object(&key));
+        subject_of(&CallSpec::unpublish_volume(&"h".into(), Some(&"a".into())), CallSubject::Object(&key));
+        let get = || CallSpec::get_volume(|(), _| Ok(()));
+        subject_of(&get().reading(Some(volume())), CallSubject::Object(&key));
+        subject_of(&get().reading(None), CallSubject::Method("/csi.v1.Controller/ControllerGetVolume"));
+        subject_of(&CallSpec::probe(|(), _| Ok(())), CallSubject::Method("/csi.v1.Identity/Probe"));
+    }
+
+    #[test]
     fn an_operation_is_the_same_after_a_change_of_the_capability() {
         let publish = |node: &str, mount_flags: &[&str], read_only| {
             let request = PublishVolume {
