@@ -6,7 +6,7 @@
 //! moment before the renewing request was sent.
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, VecDeque},
     hash::{BuildHasher as _, Hasher as _, RandomState},
     sync::Arc,
     time::Duration,
@@ -46,6 +46,9 @@ const EVENT_TIMEOUT: Duration = Duration::from_secs(2);
 const EVENT_REASON: &str = "LeaderElection";
 /// Format of `metav1.MicroTime`.
 const MICRO_TIME: &str = "%Y-%m-%dT%H:%M:%S%.6fZ";
+/// Writes without a response that are kept: more than are sent within kube-apiserver's default request timeout
+/// of 60 s with the default retry period.
+const MAX_IN_DOUBT: usize = 16;
 
 /// Durations of leader election.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -142,7 +145,8 @@ pub struct LeaseCandidate {
     pub namespace: String,
     /// Name of the Lease, after [`sanitize_name`].
     pub name: String,
-    /// Identity of this process in the Lease. Two processes with one identity would both lead.
+    /// Identity of this process in the Lease. Of two processes with one identity, one leads, and the texts of
+    /// the other say so.
     pub identity: String,
     /// Labels that the Lease gets when this process becomes the leader.
     pub labels: BTreeMap<String, String>,
@@ -172,6 +176,52 @@ impl LeaseSpec {
     }
 }
 
+/// The times of a Lease's spec, by which a process recognizes its own writes: each write has a new
+/// `renewTime`, so a Lease with this process's identity and other times has another writer. An edit of other
+/// fields does not change the writer.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct WrittenTimes {
+    acquire_time: Option<String>,
+    renew_time: Option<String>,
+}
+
+impl WrittenTimes {
+    fn of(spec: &LeaseSpec) -> Self {
+        Self { acquire_time: spec.acquire_time.clone(), renew_time: spec.renew_time.clone() }
+    }
+}
+
+/// The writes of this process that the Lease may have.
+#[derive(Debug, Default)]
+struct OwnWrites {
+    /// The last write with a response.
+    confirmed: Option<WrittenTimes>,
+    /// Later writes without a response, oldest first: each may have taken effect.
+    in_doubt: VecDeque<WrittenTimes>,
+}
+
+impl OwnWrites {
+    /// Call it before the request is sent: the request may be cancelled.
+    fn start(&mut self, spec: &LeaseSpec) {
+        if self.in_doubt.len() >= MAX_IN_DOUBT {
+            self.in_doubt.pop_front();
+        }
+        self.in_doubt.push_back(WrittenTimes::of(spec));
+    }
+
+    /// Call it with the spec of the response. Earlier writes without a response cannot take effect any more:
+    /// they require an older resourceVersion.
+    fn confirm(&mut self, spec: &LeaseSpec) {
+        self.confirmed = Some(WrittenTimes::of(spec));
+        self.in_doubt.clear();
+    }
+
+    fn contain(&self, spec: &LeaseSpec) -> bool {
+        let times = WrittenTimes::of(spec);
+        self.confirmed.as_ref() == Some(&times) || self.in_doubt.contains(&times)
+    }
+}
+
 /// A Lease as the API server returned it.
 struct ReadLease {
     object: Value,
@@ -194,6 +244,17 @@ pub enum LeaseLost {
         lease: String,
         /// Identity of the holder; empty if there is none.
         holder: String,
+    },
+    /// Another process with the identity of this one has written the Lease, or a person has edited its times.
+    #[error(
+        "lease {lease}: another process with the identity {identity:?} holds it, or its times were edited; \
+         expected an identity for each process"
+    )]
+    SameIdentity {
+        /// Namespace and name of the Lease.
+        lease: String,
+        /// The identity.
+        identity: String,
     },
     /// The Lease could not be renewed in time.
     #[error("lease {lease}: not renewed within the renew deadline, {deadline:?}: {problem}")]
@@ -241,6 +302,7 @@ pub struct LeaderElector {
     metrics: Metrics,
     candidate: LeaseCandidate,
     observation: Option<Observation>,
+    own_writes: OwnWrites,
     /// The Lease as `involvedObject` of events; `None` before the first response.
     reference: Option<ObjectReference>,
     /// Number of attempts, which makes their delays differ.
@@ -248,6 +310,15 @@ pub struct LeaderElector {
     /// The holder that was logged last.
     reported_holder: Option<String>,
     health: LeaderHealth,
+}
+
+/// The aim of an attempt.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Aim {
+    /// Acquire the Lease, also from a holder that has not renewed it for its duration.
+    Acquire,
+    /// Renew the Lease. A leader never takes it from another holder: that one may lead already.
+    Renew,
 }
 
 /// The result of one attempt.
@@ -269,6 +340,7 @@ impl LeaderElector {
             metrics,
             candidate,
             observation: None,
+            own_writes: OwnWrites::default(),
             reference: None,
             attempts: 0,
             reported_holder: None,
@@ -290,7 +362,7 @@ impl LeaderElector {
     pub async fn acquire(&mut self) {
         loop {
             let started = Instant::now();
-            match self.attempt(started).await {
+            match self.attempt(Aim::Acquire, started).await {
                 Ok(Attempt::Held) => {
                     self.start_leading(started);
                     return;
@@ -317,14 +389,14 @@ impl LeaderElector {
                     let lost = LeaseLost::NotRenewed { lease: self.lease(), deadline, problem };
                     return self.stop_leading(lost);
                 }
-                match timeout_at(deadline, self.attempt(started)).await {
+                match timeout_at(deadline, self.attempt(Aim::Renew, started)).await {
                     Ok(Ok(Attempt::Held)) => {
                         renewed_at = started;
                         self.set_term(started);
                         break;
                     }
                     Ok(Ok(Attempt::HeldByOther(holder))) => {
-                        return self.stop_leading(LeaseLost::Taken { lease: self.lease(), holder });
+                        return self.stop_leading(self.lease_taken(holder));
                     }
                     Ok(Err(error)) => {
                         problem = error.to_string();
@@ -340,6 +412,14 @@ impl LeaderElector {
         }
     }
 
+    fn lease_taken(&self, holder: String) -> LeaseLost {
+        let lease = self.lease();
+        match holder == self.candidate.identity {
+            true => LeaseLost::SameIdentity { lease, identity: holder },
+            false => LeaseLost::Taken { lease, holder },
+        }
+    }
+
     /// Gives the Lease up, so that another process can take it at once. A failed request is logged: the Lease
     /// then ends after its duration.
     pub async fn release(mut self) {
@@ -347,7 +427,7 @@ impl LeaderElector {
         self.metrics.set_leader(&self.candidate.name, false);
         let released: Result<(), ApiError> = async {
             let Some(lease) = self.read().await? else { return Ok(()) };
-            if lease.spec.holder() != Some(self.candidate.identity.as_str()) {
+            if !self.is_held(&lease.spec) {
                 return Ok(());
             }
             let now = self.now();
@@ -368,8 +448,15 @@ impl LeaderElector {
         }
     }
 
-    /// One attempt to acquire or to renew the Lease. Source: client-go's `tryAcquireOrRenew`.
-    async fn attempt(&mut self, started: Instant) -> Result<Attempt, ApiError> {
+    /// Returns true if the Lease has the identity of this process and was written by it. The identity alone
+    /// proves nothing: another process may have it.
+    fn is_held(&self, spec: &LeaseSpec) -> bool {
+        spec.holder() == Some(self.candidate.identity.as_str()) && self.own_writes.contain(spec)
+    }
+
+    /// One attempt to acquire or to renew the Lease. Source: client-go's `tryAcquireOrRenew`, which takes a
+    /// Lease with its own identity as its own, and as the leader takes an expired Lease of another holder.
+    async fn attempt(&mut self, aim: Aim, started: Instant) -> Result<Attempt, ApiError> {
         let Some(lease) = self.read().await? else {
             let now = self.now();
             let spec = LeaseSpec {
@@ -386,12 +473,12 @@ impl LeaderElector {
         if self.observation.as_ref().is_none_or(|observation| observation.spec != lease.spec) {
             self.observation = Some(Observation { spec: lease.spec.clone(), at: Instant::now() });
         }
-        let is_held = lease.spec.holder() == Some(self.candidate.identity.as_str());
+        let is_held = self.is_held(&lease.spec);
         let is_valid = self
             .observation
             .as_ref()
             .is_some_and(|observation| observation.at.elapsed() < observation.spec.duration());
-        if let Some(holder) = lease.spec.holder().filter(|_| !is_held && is_valid) {
+        if let Some(holder) = lease.spec.holder().filter(|_| !is_held && (is_valid || aim == Aim::Renew)) {
             return Ok(Attempt::HeldByOther(holder.to_owned()));
         }
         let now = self.now();
@@ -430,8 +517,11 @@ impl LeaderElector {
         });
         let path = LEASE.collection_path(Some(&self.candidate.namespace));
         let target = self.target();
+        self.own_writes.start(spec);
         let response = self.api.send_json(Method::POST, &path, "application/json", &object, &target).await?;
-        self.decode(&response).map(|lease| lease.spec)
+        let written = self.decode(&response)?.spec;
+        self.own_writes.confirm(&written);
+        Ok(written)
     }
 
     /// Replaces the Lease's spec and, with `labels`, sets the candidate's labels. The request requires the
@@ -459,8 +549,11 @@ impl LeaderElector {
         }
         let target = self.target();
         let path = self.path();
+        self.own_writes.start(spec);
         let response = self.api.send_json(Method::PUT, &path, "application/json", &object, &target).await?;
-        self.decode(&response).map(|lease| lease.spec)
+        let written = self.decode(&response)?.spec;
+        self.own_writes.confirm(&written);
+        Ok(written)
     }
 
     fn start_leading(&mut self, started: Instant) {
@@ -484,7 +577,11 @@ impl LeaderElector {
 
     fn report_holder(&mut self, holder: String) {
         if self.reported_holder.as_ref() != Some(&holder) {
-            tracing::info!(lease = self.lease(), holder, "waiting for the lease");
+            let text = match holder == self.candidate.identity {
+                true => "waiting for the lease: its holder is another process with the identity of this one",
+                false => "waiting for the lease",
+            };
+            tracing::info!(lease = self.lease(), holder, "{text}");
             self.reported_holder = Some(holder);
         }
     }

@@ -4,51 +4,16 @@
 
 mod common;
 
-use std::{collections::BTreeMap, sync::Arc, time::Duration};
+use std::{sync::Arc, time::Duration};
 
-use cofferdam_cluster::{
-    Intent, IntentClass, IntentSecrets, Journal, JournalError, journal, metrics::Metrics,
+use cofferdam_cluster::{Intent, IntentSecrets, Journal, JournalError, journal, metrics::Metrics};
+use cofferdam_domain::{Uid, volume::SecretRef};
+use common::{
+    FaultyApi, WriteFault, api, call, get,
+    journal::{SHARD_PATH, intent, intent_keys, journal, with_running},
 };
-use cofferdam_domain::{
-    ClaimKey, ReclaimPolicy, Uid,
-    storage::{CapacityRange, CreateVolume},
-    volume::SecretRef,
-};
-use common::{FaultyApi, WriteFault, api, call, get};
 use http::{Method, StatusCode};
 use serde_json::{Value, json};
-use tokio_util::sync::CancellationToken;
-
-const SHARD_PATH: &str = "/api/v1/namespaces/default/configmaps/cofferdam-intents-drv-0";
-
-fn intent(uid: &str) -> Intent {
-    Intent {
-        claim: ClaimKey::new("ns", format!("claim-{uid}")),
-        claim_uid: uid.into(),
-        driver: "drv".into(),
-        node: None,
-        class: IntentClass {
-            name: "gold".into(),
-            uid: "class".into(),
-            reclaim_policy: ReclaimPolicy::Delete,
-            mount_options: Vec::new(),
-        },
-        attributes_class: "".into(),
-        secrets: IntentSecrets::default(),
-        request: CreateVolume {
-            name: format!("pvc-{uid}"),
-            capacity: CapacityRange { required: Some(1), limit: None },
-            capabilities: Vec::new(),
-            parameters: Default::default(),
-            mutable_parameters: BTreeMap::new(),
-            topology: None,
-            owner: None,
-            source: None,
-        },
-        recorded_at: None,
-        mended: None,
-    }
-}
 
 #[test]
 fn an_intent_without_secrets_is_that_of_older_versions() {
@@ -62,27 +27,6 @@ fn an_intent_without_secrets_is_that_of_older_versions() {
         assert_eq!(encoded.get("secrets").cloned(), expected);
         assert_eq!(serde_json::from_value::<Intent>(encoded).unwrap(), intent);
     }
-}
-
-fn journal(wire: &FaultyApi, metrics: &Metrics) -> Journal {
-    Journal::new(wire.writer(), "default".to_owned(), "drv".into(), metrics.clone())
-}
-
-/// Runs a journal during a test, and stops it gracefully.
-async fn with_running<T>(journal: &Journal, test: impl Future<Output = T>) -> T {
-    let stop = CancellationToken::new();
-    let runner = journal.clone();
-    let token = stop.clone();
-    let task = tokio::spawn(async move { runner.run(token).await });
-    let result = test.await;
-    stop.cancel();
-    task.await.unwrap();
-    result
-}
-
-fn intent_keys(page: &Value) -> Vec<String> {
-    let data = page.get("data").and_then(Value::as_object);
-    data.map(|data| data.keys().cloned().collect()).unwrap_or_default()
 }
 
 #[tokio::test(start_paused = true)]
@@ -607,107 +551,4 @@ async fn a_confirmation_is_removed_with_its_intent() {
     assert_eq!(intent_keys(&shard), ["b"]);
     let annotations = &shard["metadata"]["annotations"];
     assert_eq!(annotations, &json!({"cofferdam.dev/confirm-no-volume.b": "the array is gone"}));
-}
-
-/// The time after which a process takes back a journal whose owner stands still, with its checks.
-const TAKEN_BACK: Duration = Duration::from_secs(90);
-
-#[tokio::test(start_paused = true)]
-async fn a_newer_process_takes_the_journal_and_the_older_one_waits() {
-    let (api, metrics) = (api(), Metrics::default());
-    let wire = FaultyApi::new(&api);
-    // Equal names: a process does not take the owner for itself because of its host name.
-    let named = || journal(&wire, &metrics).with_identity("host");
-    let (older, newer) = (named(), named());
-    older.load().await.unwrap();
-    newer.load().await.unwrap();
-    with_running(&older, async {
-        older.acquire().await.unwrap();
-        older.write(intent("a")).await.unwrap();
-        let stop = CancellationToken::new();
-        let (runner, token) = (newer.clone(), stop.clone());
-        let task = tokio::spawn(async move { runner.run(token).await });
-        newer.acquire().await.unwrap();
-        assert_eq!(*newer.get(&"a".into()).unwrap(), intent("a"), "the request of the older one is known");
-        assert!(newer.is_recovered(&"a".into()));
-        let refused = older.write(intent("b")).await.unwrap_err();
-        assert!(matches!(&refused, JournalError::Taken(owner) if owner.starts_with("host-")), "{refused}");
-        assert_eq!(older.acquire().await, Err(refused.clone()));
-        assert!(older.taken_by().is_some() && newer.taken_by().is_none());
-
-        newer.write(intent("c")).await.unwrap();
-
-        // The newer one renews while it has an intent.
-        for _ in 0..60 {
-            tokio::time::sleep(Duration::from_secs(10)).await;
-            assert_eq!(older.acquire().await, Err(refused.clone()));
-        }
-
-        // The newer one has ended: its intent is work, without a request of the older one.
-        task.abort();
-        assert!(task.await.unwrap_err().is_cancelled());
-        drop(stop);
-        tokio::time::sleep(TAKEN_BACK).await;
-        older.acquire().await.unwrap();
-        assert!(older.taken_by().is_none());
-        assert_eq!(older.wait_recovered().await, [Uid::from("c")]);
-    })
-    .await;
-}
-
-#[tokio::test(start_paused = true)]
-async fn idle_processes_do_not_write() {
-    let (api, metrics) = (api(), Metrics::default());
-    let wire = FaultyApi::new(&api);
-    let (older, newer) = (journal(&wire, &metrics), journal(&wire, &metrics));
-    with_running(&older, async {
-        older.acquire().await.unwrap();
-        with_running(&newer, async {
-            newer.acquire().await.unwrap();
-            assert!(older.write(intent("a")).await.is_err());
-            let before = get(&api, SHARD_PATH).await;
-            tokio::time::sleep(Duration::from_secs(3600)).await;
-            assert_eq!(get(&api, SHARD_PATH).await, before);
-            assert!(older.taken_by().is_some());
-
-            // Work after an idle hour does not prove a standstill of an hour.
-            assert!(older.acquire().await.is_err());
-            tokio::time::sleep(Duration::from_secs(15)).await;
-            assert!(older.acquire().await.is_err());
-        })
-        .await;
-    })
-    .await;
-}
-
-#[tokio::test(start_paused = true)]
-async fn a_process_that_waits_takes_the_journal_of_an_idle_owner_after_a_minute() {
-    let (api, metrics) = (api(), Metrics::default());
-    let wire = FaultyApi::new(&api);
-    let (older, newer) = (journal(&wire, &metrics), journal(&wire, &metrics));
-    with_running(&older, async {
-        older.acquire().await.unwrap();
-        newer.acquire().await.unwrap();
-        assert!(older.write(intent("a")).await.is_err());
-        let begin = tokio::time::Instant::now();
-        while older.acquire().await.is_err() {
-            tokio::time::sleep(Duration::from_secs(10)).await;
-        }
-        assert!((Duration::from_secs(60)..=TAKEN_BACK).contains(&begin.elapsed()), "{:?}", begin.elapsed());
-    })
-    .await;
-}
-
-#[tokio::test(start_paused = true)]
-async fn an_unknown_result_of_a_take_is_not_ownership() {
-    let (api, metrics) = (api(), Metrics::default());
-    let wire = FaultyApi::new(&api);
-    let journal = journal(&wire, &metrics);
-    wire.faults.lock().unwrap().push_back(WriteFault::ResponseLost);
-    assert!(matches!(journal.acquire().await, Err(JournalError::Unavailable(_))));
-    let owner = |map: &Value| map["metadata"]["annotations"]["cofferdam.dev/journal-owner"].clone();
-    let lost = owner(&get(&api, SHARD_PATH).await);
-    journal.acquire().await.unwrap();
-    assert_ne!(owner(&get(&api, SHARD_PATH).await), lost, "each attempt has a random part of its own");
-    assert_eq!(journal.taken_by(), None);
 }

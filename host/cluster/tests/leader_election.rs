@@ -197,6 +197,181 @@ async fn a_leader_is_unhealthy_when_its_lease_has_ended_long_ago() {
     health.check().unwrap();
 }
 
+/// The elector loses the Lease with an error that contains `expected`, before its next renewal is due twice.
+async fn assert_lost(elector: &mut LeaderElector, expected: &str) {
+    let lost = timeout(Duration::from_secs(30), elector.renew()).await.unwrap().to_string();
+    assert!(lost.contains("storage/driver-example") && lost.contains(expected), "{lost}");
+    elector.health().check().unwrap();
+}
+
+const SAME_IDENTITY: &str = "another process with the identity \"same\" holds it";
+
+#[tokio::test(start_paused = true)]
+async fn of_two_processes_with_one_identity_one_leads() {
+    let api = api_with_namespace().await;
+    let wire = FaultyApi::new(&api);
+    let (mut first, mut second) = (elector(&wire, "same"), elector(&wire, "same"));
+    first.acquire().await;
+    tokio::select! {
+        lost = first.renew() => panic!("{lost}"),
+        () = second.acquire() => panic!("two leaders"),
+        () = sleep(Duration::from_secs(602)) => {}
+    }
+    // The Lease is deleted, and the second process creates it first.
+    call(&api, Method::DELETE, LEASE, Value::Null).await;
+    second.acquire().await;
+    assert_lost(&mut first, SAME_IDENTITY).await;
+    let started = Instant::now();
+    elector(&wire, "same").acquire().await;
+    assert!(started.elapsed() >= LEASE_DURATION, "as from any other holder: {:?}", started.elapsed());
+    assert_eq!(lease(&api).await["spec"]["leaseTransitions"], 1);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_lost_response_is_not_the_lease_of_another_process_with_the_identity() {
+    let api = api_with_namespace().await;
+    let wire = FaultyApi::new(&api);
+    let durations = LeaseDurations { retry_period: Duration::from_secs(2), ..LeaseDurations::default() };
+    let candidate = LeaseCandidate { durations, ..candidate("same") };
+    let client = ApiClient::new(wire.client(), Metrics::default());
+    let mut first = LeaderElector::new(client, clock(), Metrics::default(), candidate);
+    let lose_response = || wire.faults.lock().unwrap().push_back(WriteFault::ResponseLost);
+    lose_response();
+    let started = Instant::now();
+    first.acquire().await;
+    assert!(started.elapsed() < LEASE_DURATION, "its own Lease: {:?}", started.elapsed());
+    assert_eq!(lease(&api).await["spec"]["leaseTransitions"], 0);
+    let lose_two = async {
+        for second in [11, 13] {
+            sleep(Duration::from_secs(second)).await;
+            lose_response();
+        }
+        sleep(Duration::from_secs(31)).await;
+    };
+    tokio::select! {
+        lost = first.renew() => panic!("{lost}"),
+        () = lose_two => {}
+    }
+    // The response is lost, and another process with the identity replaces the Lease.
+    lose_response();
+    let time = "2026-01-01T01:00:00.000000Z";
+    let replace = async {
+        sleep(Duration::from_secs(3)).await;
+        assert!(wire.faults.lock().unwrap().is_empty());
+        patch_spec(&api, json!({"acquireTime": time, "renewTime": time})).await;
+        std::future::pending::<()>().await;
+    };
+    tokio::select! {
+        () = assert_lost(&mut first, SAME_IDENTITY) => {}
+        () = replace => {}
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_leader_repairs_or_gives_up_an_edited_lease() {
+    for (spec, lost) in [
+        (json!({"leaseDurationSeconds": 3600, "leaseTransitions": null}), None),
+        (json!({"holderIdentity": ""}), None),
+        (json!({"holderIdentity": "stranger", "leaseDurationSeconds": 1}), Some("\"stranger\" holds it now")),
+        (
+            json!({"holderIdentity": "stranger", "leaseDurationSeconds": i32::MAX}),
+            Some("\"stranger\" holds it"),
+        ),
+        (json!({"renewTime": null}), Some("another process with the identity \"first\"")),
+    ] {
+        let api = api_with_namespace().await;
+        let wire = FaultyApi::new(&api);
+        let mut first = elector(&wire, "first");
+        first.acquire().await;
+        patch_spec(&api, spec.clone()).await;
+        match lost {
+            Some(expected) => assert_lost(&mut first, expected).await,
+            None => {
+                let ended = timeout(Duration::from_secs(60), first.renew()).await;
+                assert!(ended.is_err(), "{spec}: {ended:?}");
+                assert_eq!(lease(&api).await["spec"]["leaseDurationSeconds"], 15, "{spec}");
+                assert_eq!(lease(&api).await["spec"]["holderIdentity"], "first", "{spec}");
+            }
+        }
+    }
+}
+
+/// kube-apiserver rejects a negative duration. Another API server may return one.
+#[tokio::test(start_paused = true)]
+async fn a_negative_duration_is_none() {
+    let api = api_with_namespace().await;
+    let wire = FaultyApi::new(&api);
+    let read_spec = |fields: Value| *wire.read_spec.lock().unwrap() = Some(fields);
+    let mut first = elector(&wire, "first");
+    first.acquire().await;
+    read_spec(json!({"leaseDurationSeconds": -1}));
+    let ended = timeout(Duration::from_secs(62), first.renew()).await;
+    assert!(ended.is_err(), "its own Lease: {ended:?}");
+    read_spec(json!({"leaseDurationSeconds": -1, "holderIdentity": "stranger"}));
+    assert_lost(&mut first, "\"stranger\" holds it now").await;
+    let started = Instant::now();
+    elector(&wire, "second").acquire().await;
+    assert_eq!(started.elapsed(), Duration::ZERO);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_leader_creates_a_deleted_lease_unless_another_process_did() {
+    let api = api_with_namespace().await;
+    let wire = FaultyApi::new(&api);
+    let mut first = elector(&wire, "first");
+    first.acquire().await;
+    call(&api, Method::DELETE, LEASE, Value::Null).await;
+    let ended = timeout(Duration::from_secs(62), first.renew()).await;
+    assert!(ended.is_err(), "{ended:?}");
+    assert_eq!(lease(&api).await["spec"]["holderIdentity"], "first");
+    call(&api, Method::DELETE, LEASE, Value::Null).await;
+    elector(&wire, "second").acquire().await;
+    assert_lost(&mut first, "\"second\" holds it now").await;
+}
+
+/// kube-apiserver rejects a number as the holder. Another API server may return one.
+#[tokio::test(start_paused = true)]
+async fn an_undecodable_lease_is_reported_and_read_again() {
+    let api = api_with_namespace().await;
+    let wire = FaultyApi::new(&api);
+    let mut first = elector(&wire, "first");
+    first.acquire().await;
+    *wire.read_spec.lock().unwrap() = Some(json!({"holderIdentity": 5}));
+    assert_lost(&mut first, "Lease storage/driver-example").await;
+
+    // Ten minutes of attempts: about one each retry period.
+    let gets = || *wire.gets.lock().unwrap();
+    let (mut second, before) = (elector(&wire, "second"), gets());
+    let waited = timeout(Duration::from_secs(600), second.acquire()).await;
+    assert!(waited.is_err() && (50..=120).contains(&(gets() - before)), "{}", gets() - before);
+    *wire.read_spec.lock().unwrap() = None;
+    assert!(timeout(Duration::from_secs(60), second.acquire()).await.is_ok());
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_candidate_waits_for_permission_and_for_a_stranger() {
+    let api = api_with_namespace().await;
+    let wire = FaultyApi::new(&api);
+    let mut first = elector(&wire, "first");
+    wire.faults.lock().unwrap().extend(vec![WriteFault::Refused(StatusCode::FORBIDDEN); 60]);
+    let waited = timeout(Duration::from_secs(240), first.acquire()).await;
+    assert!(waited.is_err());
+    let sent = 60 - wire.faults.lock().unwrap().len();
+    assert!((20..=48).contains(&sent), "{sent} requests");
+    wire.faults.lock().unwrap().clear();
+    assert!(timeout(Duration::from_secs(12), first.acquire()).await.is_ok());
+
+    wire.faults.lock().unwrap().extend(vec![WriteFault::Refused(StatusCode::FORBIDDEN); 60]);
+    assert_lost(&mut first, "in trouble").await;
+    wire.faults.lock().unwrap().clear();
+
+    patch_spec(&api, json!({"holderIdentity": "stranger", "leaseDurationSeconds": i32::MAX})).await;
+    let mut second = elector(&wire, "second");
+    assert!(timeout(Duration::from_secs(86_400), second.acquire()).await.is_err());
+    patch_spec(&api, json!({"leaseDurationSeconds": 1})).await;
+    assert!(timeout(Duration::from_secs(30), second.acquire()).await.is_ok());
+}
+
 #[test]
 fn durations_that_do_not_fit_are_rejected() {
     let seconds = Duration::from_secs;

@@ -3,6 +3,7 @@
 
 use std::{sync::Arc, time::Duration};
 
+use cofferdam_cluster::journal::LostJournals;
 use cofferdam_controllers::{ControllerManager, StoppedRoles};
 use cofferdam_csi::server::Server;
 use prometheus_client::registry::Registry;
@@ -56,6 +57,14 @@ impl Workload {
         }
     }
 
+    /// The drivers whose journals other processes have taken.
+    fn lost_journals(&self) -> watch::Receiver<LostJournals> {
+        match &self.controllers {
+            Some(controllers) => controllers.lost_journals(),
+            None => watch::channel(LostJournals::new()).1,
+        }
+    }
+
     /// Runs until `stop`. If one part ends earlier, with or without an error, all others end too: a partly
     /// running process would look healthy and would not be restarted.
     async fn run(self, stop: CancellationToken) -> Result<(), CommandError> {
@@ -97,6 +106,7 @@ pub(crate) async fn start(
         registry: Arc::new(registry),
         ready: workload.readiness(),
         stopped_roles: workload.stopped_roles(),
+        lost_journals: workload.lost_journals(),
         health: workload.node_roles.as_ref().map(RunningNodeRoles::health),
         leader_election: workload.leader_election.as_ref().map(LeaderElection::health),
         stopping: stop_roles.clone(),

@@ -12,6 +12,7 @@ use std::{
     time::Duration,
 };
 
+use cofferdam_cluster::journal::LostJournals;
 use cofferdam_controllers::StoppedRoles;
 use futures::{Stream, StreamExt as _, future::BoxFuture, stream};
 use http::{HeaderValue, Method, Request, Response, StatusCode, header};
@@ -67,6 +68,9 @@ pub(crate) struct TelemetryState {
     pub(crate) ready: watch::Receiver<bool>,
     /// Roles that have stopped because another controller does their work; then `/readyz` returns 503.
     pub(crate) stopped_roles: watch::Receiver<StoppedRoles>,
+    /// Drivers whose journals other processes have taken, with the names of these processes; then `/readyz`
+    /// returns 503.
+    pub(crate) lost_journals: watch::Receiver<LostJournals>,
     /// The check of `/healthz`; without a check, `/healthz` returns 200.
     pub(crate) health: Option<HealthCheck>,
     /// The check of `/healthz/leader-election`; without leader election, that page returns 200.
@@ -234,15 +238,25 @@ fn health_response(checked: Result<(), Unhealthy>) -> Response<Full<Bytes>> {
 fn readiness_response(state: &TelemetryState) -> Response<Full<Bytes>> {
     if state.stopping.is_cancelled() {
         text_response(StatusCode::SERVICE_UNAVAILABLE, "stopping\n")
-    } else if !state.stopped_roles.borrow().is_empty() {
-        let stopped = state.stopped_roles.borrow();
-        let lines: String = stopped.iter().map(|(role, reason)| format!("{role}: {reason}\n")).collect();
+    } else if let Some(lines) = stopped_work(state) {
         text_response(StatusCode::SERVICE_UNAVAILABLE, &lines)
     } else if *state.ready.borrow() {
         text_response(StatusCode::OK, "ok\n")
     } else {
         text_response(StatusCode::SERVICE_UNAVAILABLE, "caches: not synced\nroles: not started\n")
     }
+}
+
+/// One line for each role and for each driver whose work another controller or process does; `None` if there is
+/// none.
+fn stopped_work(state: &TelemetryState) -> Option<String> {
+    let (roles, journals) = (state.stopped_roles.borrow(), state.lost_journals.borrow());
+    let roles = roles.iter().map(|(role, reason)| format!("{role}: {reason}\n"));
+    let journals = journals.iter().map(|(driver, owner)| {
+        format!("provisioner: process {owner} has taken the intent journal of driver {driver}\n")
+    });
+    let lines: String = roles.chain(journals).collect();
+    (!lines.is_empty()).then_some(lines)
 }
 
 fn metrics_response(registry: &Registry) -> Response<Full<Bytes>> {

@@ -39,6 +39,7 @@ fn test_state() -> (TelemetryState, watch::Sender<bool>) {
             registry: Arc::new(registry),
             ready,
             stopped_roles: watch::channel(StoppedRoles::new()).1,
+            lost_journals: watch::channel(LostJournals::new()).1,
             health: None,
             leader_election: None,
             stopping: CancellationToken::new(),
@@ -123,6 +124,21 @@ async fn readyz_names_stopped_roles() {
     let (status, body) = get(&state, "/readyz").await;
     assert_eq!(status, StatusCode::SERVICE_UNAVAILABLE);
     assert_eq!(body, "pv-controller: another controller does the work\n");
+}
+
+#[tokio::test]
+async fn readyz_names_the_driver_and_the_owner_of_a_lost_journal() {
+    let (state, ready) = test_state();
+    ready.send_replace(true);
+    let lost = LostJournals::from([("array.example.com".into(), "host-2-00ff".to_owned())]);
+    let (sender, lost_journals) = watch::channel(lost);
+    let state = TelemetryState { lost_journals, ..state };
+    let expected =
+        "provisioner: process host-2-00ff has taken the intent journal of driver array.example.com\n";
+    assert_eq!(get(&state, "/readyz").await, (StatusCode::SERVICE_UNAVAILABLE, expected.to_owned()));
+    assert_eq!(get(&state, "/healthz").await.0, StatusCode::OK, "a restart does not help");
+    sender.send_modify(LostJournals::clear);
+    assert_eq!(get(&state, "/readyz").await.0, StatusCode::OK);
 }
 
 #[tokio::test]

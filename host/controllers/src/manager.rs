@@ -11,8 +11,11 @@ use std::{
 
 use cofferdam_backend::Backend;
 use cofferdam_cluster::{
-    ApiError, Cache, Clock, EventSink, Journal, SecretReader, Writer, metrics::Metrics,
-    observer::StepObserver, queue::ExponentialBackoff,
+    ApiError, Cache, Clock, EventSink, Journal, SecretReader, Writer,
+    journal::{LossReports, LostJournals},
+    metrics::Metrics,
+    observer::StepObserver,
+    queue::ExponentialBackoff,
 };
 use cofferdam_domain::{ClusterId, DriverName};
 use parking_lot::Mutex;
@@ -63,6 +66,7 @@ pub struct ControllerManager {
     controllers: Vec<(Declaration, Box<dyn ControllerFactory>)>,
     ready: watch::Sender<bool>,
     stopped_roles: watch::Sender<StoppedRoles>,
+    lost_journals: watch::Sender<LostJournals>,
     cache: Mutex<Arc<Cache>>,
 }
 
@@ -139,6 +143,7 @@ impl ControllerManager {
             controllers,
             ready: watch::Sender::new(false),
             stopped_roles: watch::Sender::default(),
+            lost_journals: watch::Sender::default(),
             cache: Mutex::default(),
             settings,
             dependencies,
@@ -155,6 +160,12 @@ impl ControllerManager {
     /// The roles that have stopped because another controller does their work.
     pub fn stopped_roles(&self) -> watch::Receiver<StoppedRoles> {
         self.stopped_roles.subscribe()
+    }
+
+    /// The drivers whose journals other processes have taken: this process sends no CreateVolume request to
+    /// them.
+    pub fn lost_journals(&self) -> watch::Receiver<LostJournals> {
+        self.lost_journals.subscribe()
     }
 
     /// The current cache. [`ControllerManager::run`] replaces it at its start and after a detected restore.
@@ -303,7 +314,7 @@ impl ControllerManager {
             clock: Arc::clone(&self.dependencies.clock),
             settings: settings.clone(),
             cluster,
-            drivers: Arc::new(self.drivers(writer)),
+            drivers: Arc::new(self.drivers(writer, events)),
             local_node: settings.local_node(backends),
             provisioned_drivers: Arc::new(names.filter(|_| self.provisions()).collect()),
             channels: Arc::default(),
@@ -318,7 +329,7 @@ impl ControllerManager {
         self.controllers.iter().any(|(controller, _)| controller.provisions)
     }
 
-    fn drivers(&self, writer: &Writer) -> HashMap<DriverName, ManagedDriver> {
+    fn drivers(&self, writer: &Writer, events: &EventSink) -> HashMap<DriverName, ManagedDriver> {
         let driver = |backend: &Arc<dyn Backend>| {
             let name = backend.description().name.clone();
             let namespace = self.settings.namespace.clone();
@@ -330,14 +341,22 @@ impl ControllerManager {
                     Journal::for_node(writer, namespace, name.clone(), node.clone(), metrics)
                 }
             };
-            let journal = journal.with_identity(&self.settings.identity);
+            let component: Box<str> = format!("{name}_{}", self.settings.identity).into();
+            let journal = journal
+                .with_identity(&self.settings.identity)
+                .with_retry_interval_max(self.settings.calls.retry_interval_max)
+                .with_loss_reports(LossReports {
+                    lost: self.lost_journals.clone(),
+                    events: events.clone(),
+                    component: component.clone(),
+                });
             let started = (self.dependencies.clock)().as_millisecond();
             let node_suffix = node.map(|node| format!("-{}", node.node)).unwrap_or_default();
             let driver = ManagedDriver {
                 backend: Arc::clone(backend),
                 journal,
                 identity: format!("{started}-{}-{name}{node_suffix}", self.settings.identity),
-                component: format!("{name}_{}", self.settings.identity).into(),
+                component,
             };
             (name, driver)
         };

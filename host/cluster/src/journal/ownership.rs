@@ -1,10 +1,16 @@
 //! Ownership of a journal: without leader election, one of several processes sends CreateVolume requests.
 //!
 //! The annotation [`OWNER`] of the journal's first ConfigMap names the owner. A process takes the journal
-//! before its first request, whoever owned it before: in a rolling update the newer process wins. A process
-//! that lost the journal takes it back only when it has work and the ConfigMap has not changed for
-//! [`STANDSTILL`]. The owner changes the ConfigMap each [`RENEW_INTERVAL`] while it has intents, so a
-//! standstill means that it has ended or has nothing to do.
+//! before its first request, whoever owned it before: in a rolling update the newer process wins. It first
+//! writes its name to all other ConfigMaps, at the versions that it has read. A put of the older process into
+//! any ConfigMap then conflicts, and the older process reads the name of the newer one. An owner announces a
+//! further ConfigMap in the first one ([`SHARDS`]) before it creates it. The newer process creates the
+//! announced ones that are missing, so that a late create of the older process fails.
+//!
+//! A process that lost the journal takes it back only when it has work and no ConfigMap has changed for
+//! [`STANDSTILL`]. The owner changes the first ConfigMap each [`RENEW_INTERVAL`] while it has intents, and
+//! until the next retries of claims whose requests failed. A standstill thus means that it has ended or has
+//! nothing to do.
 //!
 //! Times are those of the process's monotonic clock: no clock of another machine is read.
 
@@ -13,26 +19,37 @@ use std::time::Duration;
 use cofferdam_domain::ids::ResourceVersion;
 use tokio::time::Instant;
 
+use super::config_map::SHARD_COUNT;
+
 /// Annotation with the owner: the name of a process and a random part, which is new each time that a process
 /// takes the journal. No process takes an annotation as its own because of the name of its host.
 pub(super) const OWNER: &str = "cofferdam.dev/journal-owner";
 /// Annotation with the number of renewals.
 pub(super) const RENEWALS: &str = "cofferdam.dev/journal-renewals";
+/// Annotation of the first ConfigMap: the number of ConfigMaps that the owner has created, or is about to
+/// create.
+pub(super) const SHARDS: &str = "cofferdam.dev/journal-shards";
 /// Interval of the owner's renewals while the journal has intents.
 pub(super) const RENEW_INTERVAL: Duration = Duration::from_secs(20);
-/// Interval at which a process reads the ConfigMap of a journal that it has lost. Callers of
+/// Time after the longest back-off for which the owner of a journal without intents renews: a retry that is
+/// due may be delayed.
+pub(super) const RETRY_TOLERANCE: Duration = Duration::from_secs(60);
+/// Interval at which a process reads the ConfigMaps of a journal that it has lost. Callers of
 /// `Journal::acquire` try again at this interval.
 pub const OWNER_CHECK_INTERVAL: Duration = Duration::from_secs(10);
 /// Time without a change of the ConfigMap after which another process may take the journal: three renewals.
 const STANDSTILL: Duration = Duration::from_secs(60);
+
+/// Versions of the journal's ConfigMaps.
+pub(super) type Versions = [ResourceVersion; SHARD_COUNT];
 
 /// The owner of a journal, as this process knows it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Ownership {
     /// This process has not taken the journal yet, or nobody owns it.
     Unclaimed,
-    /// This process owns the journal. Reads of versions below `since` are older than this.
-    Owned { owner: String, since: ResourceVersion },
+    /// This process owns the journal. Reads of a ConfigMap's versions below `since` are older than this.
+    Owned { owner: String, since: Versions },
     /// Another process has taken the journal from this one.
     Lost(Rival),
 }
@@ -42,41 +59,76 @@ pub(super) enum Ownership {
 pub(super) struct Rival {
     /// Value of [`OWNER`].
     pub(super) owner: String,
-    /// Version of the ConfigMap.
-    version: ResourceVersion,
+    /// The value of this process, which the first ConfigMap has until the rival has completed its take.
+    former: Option<String>,
+    /// Versions of the ConfigMaps.
+    versions: Versions,
     /// Begin of the time in which this process has had work and has seen no change. `None` without work.
     unchanged_since: Option<Instant>,
 }
 
+impl Rival {
+    fn new(owner: &str, former: Option<String>) -> Self {
+        let versions = Versions::default();
+        Self { owner: owner.to_owned(), former, versions, unchanged_since: None }
+    }
+
+    /// Notes the version of a ConfigMap. A change shows that the rival works.
+    fn observe_version(&mut self, shard: usize, version: ResourceVersion) {
+        let Some(known) = self.versions.get_mut(shard).filter(|known| **known != version) else { return };
+        *known = version;
+        self.unchanged_since = None;
+    }
+}
+
 impl Ownership {
-    /// Updates the ownership after a read of the first ConfigMap. `owner` is `None` if the ConfigMap or its
-    /// annotation is missing: then any process may take the journal. Returns true if the journal was lost, or
+    /// Updates the ownership after a read of a ConfigMap. `owner` is `None` if the ConfigMap or its annotation
+    /// is missing. In the first ConfigMap this means that any process may take the journal. In another one it
+    /// means nothing, because older versions do not write it there. Returns true if the journal was lost, or
     /// was taken by another rival.
-    pub(super) fn observe(&mut self, owner: Option<&str>, version: ResourceVersion) -> bool {
-        match (&mut *self, owner) {
-            (Self::Unclaimed, _) => false,
-            (Self::Owned { since, .. }, _) if version < *since => false,
-            (Self::Owned { owner, .. }, Some(found)) if owner == found => false,
-            (Self::Owned { .. } | Self::Lost(_), None) => {
-                *self = Self::Unclaimed;
-                false
-            }
-            (Self::Lost(rival), Some(found)) if rival.owner == found => {
-                if rival.version != version {
-                    rival.version = version;
-                    rival.unchanged_since = None;
+    pub(super) fn observe(&mut self, shard: usize, owner: Option<&str>, version: ResourceVersion) -> bool {
+        match self {
+            Self::Unclaimed => false,
+            Self::Owned { owner: own, since } => {
+                let is_old = since.get(shard).is_some_and(|since| version < *since);
+                match owner {
+                    _ if is_old => false,
+                    None if shard == 0 => {
+                        *self = Self::Unclaimed;
+                        false
+                    }
+                    None => false,
+                    Some(found) if found == own => false,
+                    Some(found) => {
+                        let mut rival = Rival::new(found, Some(std::mem::take(own)));
+                        rival.observe_version(shard, version);
+                        *self = Self::Lost(rival);
+                        true
+                    }
                 }
-                false
             }
-            (Self::Owned { .. } | Self::Lost(_), Some(found)) => {
-                *self = Self::Lost(Rival { owner: found.to_owned(), version, unchanged_since: None });
-                true
+            Self::Lost(rival) => {
+                rival.observe_version(shard, version);
+                match owner {
+                    // Only the first ConfigMap has the owner of a completed take.
+                    _ if shard != 0 => false,
+                    None => {
+                        *self = Self::Unclaimed;
+                        false
+                    }
+                    Some(found) if rival.owner == found || rival.former.as_deref() == Some(found) => false,
+                    Some(found) => {
+                        *rival = Rival { owner: found.to_owned(), former: None, ..rival.clone() };
+                        rival.unchanged_since = None;
+                        true
+                    }
+                }
             }
         }
     }
 
     /// Returns true if this process may take the journal back. Called each [`OWNER_CHECK_INTERVAL`] after
-    /// [`Ownership::observe`]. `has_work`: a request of this process waits, or the ConfigMap has intents.
+    /// [`Ownership::observe`]. `has_work`: a request of this process waits, or a ConfigMap has intents.
     pub(super) fn may_take_back(&mut self, has_work: bool, now: Instant) -> bool {
         let Self::Lost(rival) = self else { return false };
         if !has_work {
@@ -110,10 +162,10 @@ mod tests {
     /// Seconds at which the process may take the journal back, and the last state's rival.
     fn run(steps: &[Step]) -> (Vec<u64>, Option<String>) {
         let begin = Instant::now();
-        let mut ownership = Ownership::Owned { owner: "me-1".to_owned(), since: version(10) };
+        let mut ownership = Ownership::Owned { owner: "me-1".to_owned(), since: [version(10); SHARD_COUNT] };
         let mut taken = Vec::new();
         for &(second, owner, at, has_work) in steps {
-            ownership.observe(owner, version(at));
+            ownership.observe(0, owner, version(at));
             if ownership.may_take_back(has_work, begin + Duration::from_secs(second)) {
                 taken.push(second);
             }
@@ -149,5 +201,25 @@ mod tests {
         for (name, steps, taken, rival) in cases {
             assert_eq!(run(steps), (taken.to_vec(), rival.map(str::to_owned)), "{name}");
         }
+    }
+
+    #[test]
+    fn any_config_map_names_a_new_owner_and_the_first_one_releases_it() {
+        let mut ownership = Ownership::Owned { owner: "me-1".to_owned(), since: [version(10); SHARD_COUNT] };
+        let begin = Instant::now();
+        assert!(!ownership.observe(3, None, version(11)), "an older version created the ConfigMap");
+        assert!(!ownership.observe(3, Some("other-1"), version(9)), "a read from before the own write");
+        assert!(ownership.observe(3, Some("other-1"), version(12)));
+        assert!(!ownership.observe(0, Some("me-1"), version(10)), "the take is not complete");
+        assert_eq!(ownership.rival(), Some("other-1"));
+        assert!(!ownership.may_take_back(true, begin));
+        assert!(!ownership.observe(5, Some("older-1"), version(13)), "a change is no new rival");
+        assert!(!ownership.may_take_back(true, begin + STANDSTILL), "the change was at this time");
+        assert!(ownership.may_take_back(true, begin + STANDSTILL * 2));
+        assert!(!ownership.observe(5, None, version(14)));
+        assert!(ownership.observe(0, Some("third-1"), version(14)));
+        assert_eq!(ownership.rival(), Some("third-1"));
+        assert!(!ownership.observe(0, None, version(15)));
+        assert_eq!(ownership, Ownership::Unclaimed);
     }
 }

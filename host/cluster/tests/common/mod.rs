@@ -2,6 +2,8 @@
 //! that can hide a kind.
 #![allow(dead_code, clippy::unwrap_used, reason = "each test file uses a part; tests fail by panicking")]
 
+pub(crate) mod journal;
+
 use std::{
     collections::VecDeque,
     convert::Infallible,
@@ -51,6 +53,8 @@ pub(crate) struct FaultyApi {
     pub(crate) lists: Arc<Mutex<Vec<ListRequest>>>,
     /// Number of GET requests without a `limit`.
     pub(crate) gets: Arc<Mutex<usize>>,
+    /// Fields that replace those of `spec` in the responses to these requests.
+    pub(crate) read_spec: Arc<Mutex<Option<Value>>>,
 }
 
 impl FaultyApi {
@@ -62,6 +66,7 @@ impl FaultyApi {
             missing_kind: Arc::default(),
             lists: Arc::default(),
             gets: Arc::default(),
+            read_spec: Arc::default(),
         }
     }
 
@@ -110,6 +115,15 @@ impl tower::Service<Request<Body>> for FaultyApi {
             }
             if request.method() == Method::GET {
                 *wire.gets.lock().unwrap() += 1;
+                let read_spec = wire.read_spec.lock().unwrap().clone();
+                if let Some(Value::Object(fields)) = read_spec {
+                    let (_, body) = wire.api.oneshot(request).await?.into_parts();
+                    let mut object: Value =
+                        serde_json::from_slice(&body.collect().await?.to_bytes()).unwrap();
+                    object.get_mut("spec").and_then(Value::as_object_mut).unwrap().extend(fields);
+                    let body = Full::new(Bytes::from(object.to_string()));
+                    return Ok(Response::new(http_body_util::Either::Right(body)));
+                }
                 return Ok(wire.api.oneshot(request).await?.map(http_body_util::Either::Left));
             }
             tokio::time::sleep(wire.delay).await;

@@ -24,7 +24,10 @@ impl Provisioner {
     /// success, else the action that the reconcile of the claim returns.
     pub(super) async fn acquire_journal(&self, intent: &Intent) -> Option<Action> {
         let Some(driver) = self.context.drivers.get(&intent.driver) else { return Some(Action::Requeue) };
-        let error = driver.journal.acquire().await.err()?;
+        let Err(error) = driver.journal.acquire().await else {
+            self.journal_waits.remove(&intent.claim_uid);
+            return None;
+        };
         Some(self.action_for_journal_error(intent, &error, None))
     }
 
@@ -36,12 +39,26 @@ impl Provisioner {
         elapsed: Option<Duration>,
     ) -> Action {
         let recorder = self.context.recorders.of_claim(&intent.claim);
-        if let JournalError::Taken(_) = error {
+        if let JournalError::Taken(owner) = error {
+            self.emit_journal_taken(intent, owner);
             recorder.record(StepResult::Waiting, error.to_string(), elapsed);
             return Action::RequeueAfter(OWNER_CHECK_INTERVAL);
         }
         recorder.record(StepResult::Failed, error.to_string(), elapsed);
         self.backoff_after_failure(&intent.claim_uid, error.to_string(), false)
+    }
+
+    /// Emits an event on a claim that waits for another owner of the journal.
+    fn emit_journal_taken(&self, intent: &Intent, owner: &str) {
+        let Some(claim) = self.context.cache.claim_by_uid(&intent.claim_uid) else { return };
+        if self.journal_waits.record(&intent.claim_uid, owner) {
+            let text = format!(
+                "this process waits: process {owner} has taken the intent journal of driver {}",
+                intent.driver
+            );
+            let event = EventSpec::normal("WaitingForJournal", text);
+            self.context.events.emit(&*claim, &self.component_for(&claim), event);
+        }
     }
 
     /// Takes the driver's journal, and writes the intent to it. Returns `None` after success, else the action

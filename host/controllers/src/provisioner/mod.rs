@@ -8,6 +8,7 @@ mod declaration;
 mod duplicate;
 mod immediate_binding;
 mod infeasible;
+mod journal_waits;
 pub mod mending;
 pub mod metrics;
 pub mod object;

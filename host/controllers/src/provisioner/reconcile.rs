@@ -46,6 +46,7 @@ use super::{
     contests::ImmediateBindingContests,
     create_secret::CreateSecret,
     infeasible::InfeasibleClaims,
+    journal_waits::JournalWaits,
     mending::{self, RequestKind},
     metrics::ProvisionerMetrics,
     release_hints::ReleaseHints,
@@ -111,6 +112,8 @@ pub(crate) struct Provisioner {
     volumes: Queue<VolumeName>,
     /// Claims whose request the driver has rejected as invalid.
     pub(super) infeasible: InfeasibleClaims,
+    /// Claims waiting for another owner of the driver's journal.
+    pub(super) journal_waits: JournalWaits,
     /// Claims whose last CreateVolume call failed.
     pub(super) call_backoff: CallBackoff,
     /// Claims waiting for topology keys of CSINodes or topology labels of Nodes.
@@ -137,6 +140,7 @@ impl Controller for Provisioner {
             claims: Queue::new("provisioner_claims", backoff, queue_metrics),
             volumes: Queue::new("provisioner_volumes", backoff, queue_metrics),
             infeasible: InfeasibleClaims::default(),
+            journal_waits: JournalWaits::default(),
             call_backoff: CallBackoff::new(backoff),
             waiting_for_topology: Mutex::default(),
             contests: Mutex::default(),
@@ -216,6 +220,7 @@ impl Provisioner {
         let (old, new) = (change.old.as_deref(), change.new.as_deref());
         if let Some(old) = old.filter(|old| new.is_none_or(|new| new.meta.uid != old.meta.uid)) {
             self.infeasible.remove(&old.meta.uid);
+            self.journal_waits.remove(&old.meta.uid);
             self.call_backoff.remove(&old.meta.uid);
             self.waiting_for_topology.lock().remove(&old.meta.uid);
             self.claims.add(old.meta.uid.clone());

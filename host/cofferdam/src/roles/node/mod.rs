@@ -9,6 +9,7 @@ mod serve;
 
 use std::{sync::Arc, time::Duration};
 
+use cofferdam_cluster::journal::LostJournals;
 use cofferdam_controllers::StoppedRoles;
 use cofferdam_csi::server::{ServerMetrics, SocketError};
 use cofferdam_node::{DriverClient, Registrar};
@@ -80,6 +81,7 @@ pub(crate) async fn run(configuration: &Configuration) -> Result<ProcessOutcome,
         registry: Arc::new(registry),
         ready: watch::channel(true).1,
         stopped_roles: watch::channel(StoppedRoles::new()).1,
+        lost_journals: watch::channel(LostJournals::new()).1,
         health: Some(node_roles.health()),
         leader_election: None,
         stopping: node_roles.stop.clone(),

@@ -1,0 +1,54 @@
+//! Reports of a lost journal: for the readiness of the process, and as an event on the ConfigMap.
+
+use std::collections::BTreeMap;
+
+use cofferdam_domain::DriverName;
+use tokio::sync::watch;
+
+use crate::events::{Event, EventSink, EventType, ObjectReference};
+
+/// Drivers whose journals other processes have taken from this one, with the names of these processes.
+pub type LostJournals = BTreeMap<DriverName, String>;
+
+/// `reason` of the event.
+const EVENT_REASON: &str = "IntentJournalTaken";
+
+/// The receivers of a journal's reports.
+pub struct LossReports {
+    /// Has an entry for the driver from a loss until this process or none owns the journal.
+    pub lost: watch::Sender<LostJournals>,
+    /// Gets one event for each loss.
+    pub events: EventSink,
+    /// `source.component` of the event.
+    pub component: Box<str>,
+}
+
+impl LossReports {
+    /// Sets or removes the driver's entry.
+    pub(super) fn set_owner(&self, driver: &DriverName, rival: Option<&str>) {
+        self.lost.send_if_modified(|lost| {
+            if lost.get(driver).map(String::as_str) == rival {
+                return false;
+            }
+            match rival {
+                Some(rival) => lost.insert(driver.clone(), rival.to_owned()),
+                None => lost.remove(driver),
+            };
+            true
+        });
+    }
+
+    /// Emits the event of a loss on the ConfigMap that names the new owner.
+    pub(super) fn emit_loss(&self, config_map: ObjectReference, driver: &DriverName, rival: &str) {
+        self.events.publish(Event {
+            involved_object: config_map,
+            event_type: EventType::Warning,
+            reason: EVENT_REASON,
+            note: format!(
+                "process {rival} has taken the intent journal of driver {driver}; the process that owned it \
+                 sends no CreateVolume request until the journal has not changed for a minute"
+            ),
+            component: self.component.clone(),
+        });
+    }
+}

@@ -1,0 +1,326 @@
+//! The owner of a journal: two processes without leader election.
+#![allow(clippy::unwrap_used, clippy::indexing_slicing, reason = "tests fail by panicking")]
+
+mod common;
+
+use std::{sync::Arc, time::Duration};
+
+use cofferdam_cluster::{
+    EventSink, Journal, JournalError,
+    journal::{LossReports, LostJournals},
+    metrics::Metrics,
+};
+use cofferdam_domain::Uid;
+use common::{
+    FaultyApi, WriteFault, api, call, get,
+    journal::{SHARD_PATH, intent, journal, with_running},
+};
+use http::{Method, StatusCode};
+use serde_json::{Value, json};
+use tokio_util::sync::CancellationToken;
+
+/// The time after which a process takes back a journal whose owner stands still, with its checks.
+const TAKEN_BACK: Duration = Duration::from_secs(90);
+
+#[tokio::test(start_paused = true)]
+async fn a_newer_process_takes_the_journal_and_the_older_one_waits() {
+    let (api, metrics) = (api(), Metrics::default());
+    let wire = FaultyApi::new(&api);
+    // Equal names: a process does not take the owner for itself because of its host name.
+    let named = || journal(&wire, &metrics).with_identity("host");
+    let (older, newer) = (named(), named());
+    older.load().await.unwrap();
+    newer.load().await.unwrap();
+    with_running(&older, async {
+        older.acquire().await.unwrap();
+        older.write(intent("a")).await.unwrap();
+        let stop = CancellationToken::new();
+        let (runner, token) = (newer.clone(), stop.clone());
+        let task = tokio::spawn(async move { runner.run(token).await });
+        newer.acquire().await.unwrap();
+        assert_eq!(*newer.get(&"a".into()).unwrap(), intent("a"), "the request of the older one is known");
+        assert!(newer.is_recovered(&"a".into()));
+        let refused = older.write(intent("b")).await.unwrap_err();
+        assert!(matches!(&refused, JournalError::Taken(owner) if owner.starts_with("host-")), "{refused}");
+        assert_eq!(older.acquire().await, Err(refused.clone()));
+        assert!(older.taken_by().is_some() && newer.taken_by().is_none());
+
+        newer.write(intent("c")).await.unwrap();
+
+        // The newer one renews while it has an intent.
+        for _ in 0..60 {
+            tokio::time::sleep(Duration::from_secs(10)).await;
+            assert_eq!(older.acquire().await, Err(refused.clone()));
+        }
+
+        // The newer one has ended: its intent is work, without a request of the older one.
+        task.abort();
+        assert!(task.await.unwrap_err().is_cancelled());
+        drop(stop);
+        tokio::time::sleep(TAKEN_BACK).await;
+        older.acquire().await.unwrap();
+        assert!(older.taken_by().is_none());
+        assert_eq!(older.wait_recovered().await, [Uid::from("c")]);
+    })
+    .await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn idle_processes_do_not_write() {
+    let (api, metrics) = (api(), Metrics::default());
+    let wire = FaultyApi::new(&api);
+    let (older, newer) = (journal(&wire, &metrics), journal(&wire, &metrics));
+    with_running(&older, async {
+        older.acquire().await.unwrap();
+        with_running(&newer, async {
+            newer.acquire().await.unwrap();
+            assert!(older.write(intent("a")).await.is_err());
+            // The newer one may be between two retries of a claim.
+            tokio::time::sleep(Duration::from_secs(7 * 60)).await;
+            let before = get(&api, SHARD_PATH).await;
+            tokio::time::sleep(Duration::from_secs(3600)).await;
+            assert_eq!(get(&api, SHARD_PATH).await, before);
+            assert!(older.taken_by().is_some());
+
+            // Work after an idle hour does not prove a standstill of an hour.
+            assert!(older.acquire().await.is_err());
+            tokio::time::sleep(Duration::from_secs(15)).await;
+            assert!(older.acquire().await.is_err());
+        })
+        .await;
+    })
+    .await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_process_that_waits_takes_the_journal_of_an_idle_owner_after_a_minute() {
+    let (api, metrics) = (api(), Metrics::default());
+    let wire = FaultyApi::new(&api);
+    let (older, newer) = (journal(&wire, &metrics), journal(&wire, &metrics));
+    with_running(&older, async {
+        older.acquire().await.unwrap();
+        newer.acquire().await.unwrap();
+        assert!(older.write(intent("a")).await.is_err());
+        let begin = tokio::time::Instant::now();
+        while older.acquire().await.is_err() {
+            tokio::time::sleep(Duration::from_secs(10)).await;
+        }
+        assert!((Duration::from_secs(60)..=TAKEN_BACK).contains(&begin.elapsed()), "{:?}", begin.elapsed());
+    })
+    .await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_unknown_result_of_a_take_is_not_ownership() {
+    let (api, metrics) = (api(), Metrics::default());
+    let wire = FaultyApi::new(&api);
+    let journal = journal(&wire, &metrics);
+    wire.faults.lock().unwrap().push_back(WriteFault::ResponseLost);
+    assert!(matches!(journal.acquire().await, Err(JournalError::Unavailable(_))));
+    let owner = |map: &Value| map["metadata"]["annotations"]["cofferdam.dev/journal-owner"].clone();
+    let lost = owner(&get(&api, SHARD_PATH).await);
+    journal.acquire().await.unwrap();
+    assert_ne!(owner(&get(&api, SHARD_PATH).await), lost, "each attempt has a random part of its own");
+    assert_eq!(journal.taken_by(), None);
+}
+
+/// The ConfigMap with a number.
+fn shard_path(index: usize) -> String {
+    SHARD_PATH.replace("-0", &format!("-{index}"))
+}
+
+/// Writes as many intents as two ConfigMaps take, so that the journal has a second one.
+async fn fill_two_shards(journal: &Journal) {
+    let all = (0..500).map(|n| journal.write(intent(&n.to_string())));
+    for written in futures::future::join_all(all).await {
+        written.unwrap();
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_put_into_any_config_map_notices_the_new_owner() {
+    let (api, metrics) = (api(), Metrics::default());
+    let wire = FaultyApi::new(&api);
+    let (older, newer) = (journal(&wire, &metrics), journal(&wire, &metrics).with_identity("newer"));
+    with_running(&older, async {
+        older.acquire().await.unwrap();
+        fill_two_shards(&older).await;
+        newer.acquire().await.unwrap();
+        // The first ConfigMap is full, so the put belongs to the second one, whose content the older process
+        // knows.
+        let refused = older.write(intent("late")).await;
+        assert!(
+            matches!(&refused, Err(JournalError::Taken(owner)) if owner.starts_with("newer-")),
+            "{refused:?}"
+        );
+        assert!(newer.get(&"499".into()).is_some());
+    })
+    .await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_older_process_creates_no_config_map_after_a_take() {
+    let (api, metrics) = (api(), Metrics::default());
+    let wire = FaultyApi::new(&api);
+    let (older, newer) = (journal(&wire, &metrics), journal(&wire, &metrics));
+    with_running(&older, async {
+        older.acquire().await.unwrap();
+        let all = (0..400).map(|n| older.write(intent(&n.to_string())));
+        for written in futures::future::join_all(all).await {
+            written.unwrap();
+        }
+        newer.acquire().await.unwrap();
+        let refused = older.write(intent("late")).await;
+        assert!(matches!(&refused, Err(JournalError::Taken(_))), "{refused:?}");
+        assert_eq!(get(&api, &shard_path(1)).await["code"], 404);
+    })
+    .await;
+}
+
+/// The older process has announced a ConfigMap in the first one, and its create is still in flight.
+#[tokio::test(start_paused = true)]
+async fn an_announced_config_map_is_created_with_the_new_owner() {
+    let (api, metrics) = (api(), Metrics::default());
+    let wire = FaultyApi::new(&api);
+    let (older, newer) = (journal(&wire, &metrics), journal(&wire, &metrics));
+    older.acquire().await.unwrap();
+    let annotations = json!({"annotations": {"cofferdam.dev/journal-shards": "3"}});
+    let (status, _) = call(&api, Method::PATCH, SHARD_PATH, json!({"metadata": annotations})).await;
+    assert_eq!(status, StatusCode::OK);
+    newer.acquire().await.unwrap();
+    let owner = |map: &Value| map["metadata"]["annotations"]["cofferdam.dev/journal-owner"].clone();
+    let first = owner(&get(&api, SHARD_PATH).await);
+    for index in [1, 2] {
+        let map = get(&api, &shard_path(index)).await;
+        assert_eq!(owner(&map), first, "{index}");
+        assert_eq!(map["metadata"]["labels"]["cofferdam.dev/journal"], "intents");
+    }
+    assert_eq!(get(&api, &shard_path(3)).await["code"], 404);
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_interrupted_take_leaves_the_journal_to_the_older_process() {
+    let (api, metrics) = (api(), Metrics::default());
+    let wire = FaultyApi::new(&api);
+    let older = journal(&wire, &metrics).with_identity("older");
+    with_running(&older, async {
+        older.acquire().await.unwrap();
+        fill_two_shards(&older).await;
+        // The newer process has crashed between its write of the second ConfigMap and that of the first one.
+        let fence = json!({"metadata": {"annotations": {"cofferdam.dev/journal-owner": "newer-1"}}});
+        call(&api, Method::PATCH, &shard_path(1), fence).await;
+        let taken = Err(JournalError::Taken("newer-1".to_owned()));
+        assert_eq!(older.write(intent("late")).await, taken);
+        let begin = tokio::time::Instant::now();
+        while older.acquire().await.is_err() {
+            tokio::time::sleep(Duration::from_secs(10)).await;
+        }
+        assert!(begin.elapsed() <= TAKEN_BACK, "{:?}", begin.elapsed());
+        older.write(intent("late")).await.unwrap();
+    })
+    .await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn intents_of_any_config_map_are_work() {
+    let (api, metrics) = (api(), Metrics::default());
+    let wire = FaultyApi::new(&api);
+    let (older, newer) = (journal(&wire, &metrics), journal(&wire, &metrics));
+    with_running(&older, async {
+        older.acquire().await.unwrap();
+        fill_two_shards(&older).await;
+        newer.acquire().await.unwrap();
+        assert!(older.write(intent("late")).await.is_err());
+        call(&api, Method::PATCH, SHARD_PATH, json!({"data": null})).await;
+        tokio::time::sleep(TAKEN_BACK).await;
+        assert_eq!(older.taken_by(), None, "the newer one has stopped, and left intents");
+    })
+    .await;
+}
+
+/// Each claim's request fails finally, so that its intent is removed, and is retried after five minutes.
+#[tokio::test(start_paused = true)]
+async fn a_process_whose_claims_fail_keeps_the_journal_between_retries() {
+    let (api, metrics) = (api(), Metrics::default());
+    let wire = FaultyApi::new(&api);
+    let (older, newer) = (journal(&wire, &metrics), journal(&wire, &metrics));
+    with_running(&older, async {
+        older.acquire().await.unwrap();
+        with_running(&newer, async {
+            newer.acquire().await.unwrap();
+            assert!(older.write(intent("a")).await.is_err());
+            for _ in 0..3 {
+                newer.acquire().await.unwrap();
+                newer.write(intent("failing")).await.unwrap();
+                newer.remove(&"failing".into());
+                for _ in 0..30 {
+                    tokio::time::sleep(Duration::from_secs(10)).await;
+                    let _ = older.acquire().await;
+                }
+                assert_eq!(newer.taken_by(), None);
+            }
+        })
+        .await;
+    })
+    .await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_loss_is_reported_once_until_it_ends() {
+    let (api, metrics) = (api(), Metrics::default());
+    let wire = FaultyApi::new(&api);
+    let now: jiff::Timestamp = "2026-06-03T12:00:00Z".parse().unwrap();
+    let (events, event_loop) = EventSink::new(&wire.writer(), Arc::new(move || now), metrics.clone());
+    tokio::spawn(event_loop.run(CancellationToken::new()));
+    let lost = tokio::sync::watch::Sender::new(LostJournals::new());
+    let reports = LossReports { lost: lost.clone(), events, component: "drv_older".into() };
+    let older = journal(&wire, &metrics).with_loss_reports(reports);
+    let newer = journal(&wire, &metrics).with_identity("newer");
+    let event_messages = async || {
+        let events = get(&api, "/api/v1/namespaces/default/events").await;
+        let events = events["items"].as_array().unwrap().iter();
+        let of_map = events.filter(|event| event["involvedObject"]["name"] == "cofferdam-intents-drv-0");
+        of_map.map(|event| event["message"].as_str().unwrap().to_owned()).collect::<Vec<_>>()
+    };
+    with_running(&older, async {
+        older.acquire().await.unwrap();
+        newer.acquire().await.unwrap();
+        assert!(lost.borrow().is_empty());
+        assert!(older.write(intent("a")).await.is_err());
+        let owner = newer_owner(&get(&api, SHARD_PATH).await);
+        assert_eq!(*lost.borrow(), LostJournals::from([("drv".into(), owner.clone())]));
+        tokio::time::sleep(Duration::from_secs(600)).await;
+        let messages = event_messages().await;
+        let expected = format!("process {owner} has taken the intent journal of driver drv; ");
+        assert!(messages.len() == 1 && messages[0].starts_with(&expected), "{messages:?}");
+        while older.acquire().await.is_err() {
+            tokio::time::sleep(Duration::from_secs(10)).await;
+        }
+        assert!(lost.borrow().is_empty(), "it is owned again");
+        newer.acquire().await.unwrap();
+        assert_eq!(event_messages().await.len(), 1);
+    })
+    .await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_journal_without_owner_is_not_lost() {
+    let (api, metrics) = (api(), Metrics::default());
+    let wire = FaultyApi::new(&api);
+    let (older, newer) = (journal(&wire, &metrics), journal(&wire, &metrics));
+    with_running(&older, async {
+        older.acquire().await.unwrap();
+        newer.acquire().await.unwrap();
+        assert!(older.write(intent("a")).await.is_err());
+        assert!(older.taken_by().is_some());
+        call(&api, Method::DELETE, SHARD_PATH, Value::Null).await;
+        tokio::time::sleep(Duration::from_secs(15)).await;
+        assert_eq!(older.taken_by(), None);
+        older.acquire().await.unwrap();
+    })
+    .await;
+}
+
+fn newer_owner(map: &Value) -> String {
+    map["metadata"]["annotations"]["cofferdam.dev/journal-owner"].as_str().unwrap().to_owned()
+}
