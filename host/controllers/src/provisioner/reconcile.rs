@@ -263,6 +263,7 @@ impl Provisioner {
         let [old, new] = [&change.old, &change.new].map(|node| node.as_ref().map(|node| &node.topology_keys));
         if old != new {
             self.enqueue_waiting_for_topology();
+            self.enqueue_node_local_volumes(&change.key);
         }
     }
 
@@ -270,7 +271,21 @@ impl Provisioner {
         let [old, new] = [&change.old, &change.new].map(|node| node.as_ref().map(|node| &node.labels));
         if old != new {
             self.enqueue_waiting_for_topology();
+            self.enqueue_node_local_volumes(&change.key);
         }
+    }
+
+    /// Enqueues the volumes of the node-local drivers of this process after a change of the topology keys or
+    /// labels of `node`, if it is the node of this process: they decide which volumes this process manages,
+    /// see [`LocalNode::has_volume`].
+    fn enqueue_node_local_volumes(&self, node: &NodeName) {
+        let Some(local_node) = self.context.local_node.as_ref().filter(|local| local.node == *node) else {
+            return;
+        };
+        let is_node_local =
+            |volume: &&Arc<Volume>| volume.csi.as_ref().is_some_and(|csi| local_node.has_driver(&csi.driver));
+        let volumes = self.context.cache.volumes.list();
+        volumes.iter().filter(is_node_local).for_each(|volume| self.volumes.add(volume.name.clone()));
     }
 
     fn restore_marker_changed(&self, _: &Change<RestoreMarker>) {

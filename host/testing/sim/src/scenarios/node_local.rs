@@ -13,6 +13,10 @@ use crate::{
 };
 
 const NODE_TOPOLOGY_KEY: &str = "topology.cofferdam.dev/node";
+/// A topology key whose value is a Node label.
+const HOST_KEY: &str = "disk.example/host";
+/// API path of the Node `n1`.
+const NODE: &str = "/api/v1/nodes/n1";
 const NODES: &[&str] = &["n1", "n2"];
 
 fn wait_for_first_consumer_class() -> Value {
@@ -28,7 +32,7 @@ fn with_allowed_topologies(class: Value, node: &str) -> Value {
 fn csi_node_with_key(name: &str) -> UserAction {
     let mut object = csi_node(name, name);
     if let Some(keys) = object.pointer_mut("/spec/drivers/0/topologyKeys") {
-        *keys = json!(["disk.example/host"]);
+        *keys = json!([HOST_KEY]);
     }
     Create(object)
 }
@@ -54,7 +58,12 @@ fn reselect_then_delete() -> [UserAction; 4] {
 /// A static PersistentVolume of a deleted claim, with reclaim policy Delete and affinity to these nodes. It
 /// has no node affinity if `nodes` is empty.
 fn released_volume(name: &str, nodes: &[&str]) -> [UserAction; 2] {
-    let expressions = json!([{"key": NODE_TOPOLOGY_KEY, "operator": "In", "values": nodes}]);
+    released_volume_with_key(name, NODE_TOPOLOGY_KEY, nodes)
+}
+
+/// [`released_volume`] whose node affinity has another topology key.
+fn released_volume_with_key(name: &str, key: &str, nodes: &[&str]) -> [UserAction; 2] {
+    let expressions = json!([{"key": key, "operator": "In", "values": nodes}]);
     let affinity = json!({"required": {"nodeSelectorTerms": [{"matchExpressions": expressions}]}});
     let object = with(
         volume(name, "none", "1Gi"),
@@ -333,22 +342,52 @@ pub(super) fn scenarios() -> Vec<Scenario> {
         },
         Scenario {
             name: "node-local CSI driver: its topology key is taken from the CSINode",
-            actions: [csi_node_with_key("n1"), Create(node("n1", &json!({"disk.example/host": "n1"})))]
+            actions: [csi_node_with_key("n1"), Create(node("n1", &json!({HOST_KEY: "n1"})))]
                 .into_iter()
                 .chain(claim_on_node("n1", reselect_then_delete()))
                 .collect(),
             create_faults: vec![DriverFault::Refuse(ErrorKind::ResourceExhausted)],
-            topology: TopologyBehavior {
-                keys: &["disk.example/host"],
-                keys_only_in_csi_node: true,
-                ..topology
-            },
+            topology: TopologyBehavior { keys: &[HOST_KEY], keys_only_in_csi_node: true, ..topology },
             events: SUCCEEDED_AFTER_RESELECTION,
             calls: &[
                 "create gone disk.example/host=n1",
                 "create gone disk.example/host=n1",
                 "delete gone on n1",
             ],
+            ..unprovisioned()
+        },
+        Scenario {
+            name: "Released volume while the Node lacks the label of a topology key: \
+                   it is deleted after the label is set again",
+            actions: [
+                Create(node("n1", &json!({HOST_KEY: "n1"}))),
+                Settle,
+                Patch(NODE, json!({"metadata": {"labels": {HOST_KEY: null}}})),
+                Settle,
+            ]
+            .into_iter()
+            .chain(released_volume_with_key("v", HOST_KEY, &["n1"]))
+            .chain([Patch(NODE, json!({"metadata": {"labels": {HOST_KEY: "n1"}}}))])
+            .collect(),
+            topology: TopologyBehavior { keys: &[HOST_KEY], ..topology },
+            calls: &["delete static-v on n1"],
+            ..unprovisioned()
+        },
+        Scenario {
+            name: "Released volume while its node has no CSINode: it is deleted after the CSINode is created again",
+            actions: [
+                csi_node_with_key("n1"),
+                Create(node("n1", &json!({HOST_KEY: "n1"}))),
+                Settle,
+                Delete("/apis/storage.k8s.io/v1/csinodes/n1"),
+                Settle,
+            ]
+            .into_iter()
+            .chain(released_volume_with_key("v", HOST_KEY, &["n1"]))
+            .chain([csi_node_with_key("n1")])
+            .collect(),
+            topology: TopologyBehavior { keys: &[HOST_KEY], keys_only_in_csi_node: true, ..topology },
+            calls: &["delete static-v on n1"],
             ..unprovisioned()
         },
         Scenario {
