@@ -349,7 +349,7 @@ impl Provisioner {
                 ProvisionVerdict::WriteIntent(intent) => match self.call_backoff.time_left_for_new(&intent) {
                     Some(time_left) => Some(Action::RequeueAfter(time_left)),
                     None if !create_secret.is_read(&intent) => {
-                        self.read_create_secret(&intent, &mut create_secret).await
+                        self.read_create_secret(&intent, &mut create_secret, None).await
                     }
                     None => self.write_intent(*intent).await,
                 },
@@ -361,7 +361,7 @@ impl Provisioner {
                     match self.call_backoff.time_left_for_new(new_request) {
                         Some(time_left) => Some(Action::RequeueAfter(time_left)),
                         None if !create_secret.is_read(new_request) => {
-                            let failed = self.read_create_secret(new_request, &mut create_secret).await;
+                            let failed = self.read_create_secret(new_request, &mut create_secret, None).await;
                             unsendable = failed.map(|_| digest);
                             None
                         }
@@ -386,7 +386,9 @@ impl Provisioner {
                     let (kind, request) = mending::next_request(&intent, last_request.as_deref());
                     match create_secret.take(&request) {
                         None => {
-                            let failed = self.read_create_secret(&request, &mut create_secret).await;
+                            let recorded = (kind == RequestKind::First).then_some(driver);
+                            let failed =
+                                self.read_create_secret(&request, &mut create_secret, recorded).await;
                             match kind {
                                 RequestKind::First => failed,
                                 RequestKind::Mended => {

@@ -22,7 +22,7 @@ pub enum Effect {
     Call(String),
 }
 
-/// A fault of one API write of a process.
+/// A fault of one API request of a process.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ApiFault {
     /// The request's method.
@@ -46,8 +46,10 @@ pub enum FaultKind {
     Delayed(Duration),
     /// The write is rejected with 409 Conflict, as for an outdated resource version.
     Conflict,
-    /// The write is rejected with 403 Forbidden, as by RBAC or an admission webhook.
+    /// The request is rejected with 403 Forbidden, as by RBAC or an admission webhook.
     Forbidden,
+    /// Every matching request is rejected with 403 Forbidden.
+    ForbiddenAlways,
 }
 
 /// The effects of one process. After the effect that it crashes at, the process receives no response to any

@@ -94,7 +94,7 @@ impl Service<Request<Body>> for CrashingApi {
                     Ok(status_response(UNAVAILABLE))
                 }
                 Some(FaultKind::Conflict) => Ok(status_response(CONFLICT)),
-                Some(FaultKind::Forbidden) => Ok(status_response(FORBIDDEN)),
+                Some(FaultKind::Forbidden | FaultKind::ForbiddenAlways) => Ok(status_response(FORBIDDEN)),
             }
         })
     }

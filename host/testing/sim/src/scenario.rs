@@ -21,7 +21,7 @@ pub struct Scenario {
     pub delete_faults: Vec<DriverFault>,
     /// True if the driver does not have CREATE_DELETE_VOLUME.
     pub lacks_create_delete: bool,
-    /// Faults of the processes' API writes. Each applies to the next write that it matches.
+    /// Faults of the processes' API requests. Each applies to the next request that it matches.
     pub api_faults: Vec<ApiFault>,
     /// Publish behavior of the driver.
     pub publishing: PublishingBehavior,

@@ -530,6 +530,7 @@ impl Simulation {
             | UserAction::Delete(_)
             | UserAction::Patch(..)
             | UserAction::ConfirmNoVolume
+            | UserAction::ConfirmCreatedVolume
             | UserAction::Backup
             | UserAction::Restore
             | UserAction::Compact => self.fixture.perform(action).await,
