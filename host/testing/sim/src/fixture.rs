@@ -29,6 +29,7 @@ use crate::{
     effects::{ApiFault, Effects, FaultKind},
     history::History,
     objects::{self, collection_path},
+    secret_values,
     test_cluster::{ApiTransport, EnvironmentKind, TestCluster},
 };
 
@@ -216,8 +217,12 @@ impl SimulationFixture {
         self.with_history(|history| history.record(action, deleted.as_ref()));
         let result = match action {
             UserAction::Create(object) => {
-                let response =
-                    send_request(&self.user_api, Method::POST, &collection_path(object), json, object).await;
+                let mut object = object.clone();
+                if text(&object, "/kind") == "Secret" {
+                    secret_values::mark_values(&mut object);
+                }
+                let path = collection_path(&object);
+                let response = send_request(&self.user_api, Method::POST, &path, json, &object).await;
                 response.and_then(|(status, body)| {
                     let message = text(&body, "/message");
                     status.is_success().then_some(()).ok_or_else(|| format!("{status}: {message}").into())
@@ -229,7 +234,11 @@ impl SimulationFixture {
             }
             UserAction::Patch(path, patch) => {
                 let merge = "application/merge-patch+json";
-                send_request(&self.user_api, Method::PATCH, path, merge, patch).await.map(drop)
+                let mut patch = patch.clone();
+                if path.contains("/secrets/") {
+                    secret_values::mark_values(&mut patch);
+                }
+                send_request(&self.user_api, Method::PATCH, path, merge, &patch).await.map(drop)
             }
             UserAction::Backup => self.cluster.backup().await,
             UserAction::Restore => self.cluster.restore().await,
