@@ -5,6 +5,7 @@
 //! their reasons.
 
 mod attach_detach;
+mod changed_secrets;
 mod detach;
 mod in_tree;
 mod node_local;
@@ -38,6 +39,7 @@ pub fn scenarios() -> Vec<Scenario> {
     all.extend(node_local::scenarios());
     all.extend(resizing::scenarios());
     all.extend(secrets::scenarios());
+    all.extend(changed_secrets::scenarios());
     all.extend(stuck_intents::scenarios());
     all
 }

@@ -26,7 +26,7 @@ const FAILED_THEN_SUCCEEDED: &[&str] = &["a Normal ProvisioningSucceeded", FAILE
 const CREATED: &[&str] = &["create a with password=one"];
 
 /// The StorageClass `gold` with a Secret of the namespace `default` for each purpose, such as `provisioner`.
-fn class_with_secrets(secrets: &[(&str, &str)]) -> Value {
+pub(super) fn class_with_secrets(secrets: &[(&str, &str)]) -> Value {
     let pairs = secrets.iter().flat_map(|(purpose, name)| {
         let prefix = match *purpose {
             "" => "csi.storage.k8s.io/secret".to_owned(),
