@@ -83,6 +83,10 @@ impl Service<Request<Body>> for CrashingApi {
             }
             api.log.record_request(&parts.method, &parts.uri, &body);
             let fault = api.fixture.take_api_fault(&parts, &body);
+            if fault.is_some() {
+                // The process will retry: it is not idle.
+                drop(api.effects.start_activity(|effects| &effects.pending_requests));
+            }
             let request = Request::from_parts(parts, Body::from(body));
             match fault {
                 None => api.send(request).await,

@@ -374,6 +374,34 @@ pub(super) fn scenarios() -> Vec<Scenario> {
             ..unprovisioned()
         },
         Scenario {
+            name: "node-local claim resized while the Node lacks the label of a topology key: \
+                   the volume is expanded after the label is set again",
+            actions: vec![
+                Create(node("n1", &json!({HOST_KEY: "n1"}))),
+                Create(with(wait_for_first_consumer_class(), &json!({"allowVolumeExpansion": true}))),
+                Create(claim("a", "gold")),
+                Settle,
+                select_node("n1"),
+                Settle,
+                Patch(NODE, json!({"metadata": {"labels": {HOST_KEY: null}}})),
+                Settle,
+                Patch(CLAIM, json!({"spec": {"resources": {"requests": {"storage": "2Gi"}}}})),
+                Settle,
+                Patch(NODE, json!({"metadata": {"labels": {HOST_KEY: "n1"}}})),
+            ],
+            topology: TopologyBehavior { keys: &[HOST_KEY], ..topology },
+            volumes: &["of-a Bound a disk.example/host=n1"],
+            resizes: &["a 2Gi/2Gi allocated=2Gi no-node"],
+            events: &[
+                "a Normal ProvisioningSucceeded",
+                "a Normal Resizing",
+                "a Normal VolumeResizeSuccessful",
+                "a Normal WaitForFirstConsumer",
+            ],
+            calls: &["create a disk.example/host=n1", "expand a 2Gi on n1"],
+            ..on_n1()
+        },
+        Scenario {
             name: "Released volume while its node has no CSINode: it is deleted after the CSINode is created again",
             actions: [
                 csi_node_with_key("n1"),
