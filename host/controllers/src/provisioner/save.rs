@@ -101,7 +101,7 @@ impl Provisioner {
             {
                 if !duplicate::has_created_volume(&volume, intent, created) {
                     self.duplicates.lock().insert(intent.claim_uid.clone(), created.clone());
-                    return self.delete_duplicate(driver, intent, created).await;
+                    return Ok(self.delete_duplicate(driver, intent, created).await);
                 }
                 self.emit_provisioning_succeeded(driver, intent);
                 driver.journal.remove(&intent.claim_uid);
