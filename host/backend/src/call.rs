@@ -168,12 +168,23 @@ impl<R, U, F: FnOnce(R, &Redactor) -> Result<U, ContractViolation> + Send + 'sta
 
 type ResponseConverter<R, U> = Box<dyn FnOnce(R, &Redactor) -> Result<U, ContractViolation> + Send>;
 
+/// What a call is about. Failures of calls about one subject say little about calls about others.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum CallSubject<'a> {
+    /// A volume, snapshot or group snapshot.
+    Object(&'a OperationKey),
+    /// The gRPC path of a method, for calls that are about no object, such as `Probe`.
+    Method(&'static str),
+}
+
 /// One call: its method, its operation, and the conversion of its response of type `R` to a `U`.
 pub struct CallSpec<R, U> {
     /// gRPC path of the CSI method, the sidecars' metric label `method_name`.
     method: &'static str,
     /// The operation of the call; `None` for a call that changes nothing.
     operation: Option<OperationRequest>,
+    /// The object that a call without an operation reads; `None` if there is none, or more than one.
+    read_object: Option<OperationKey>,
     convert: ResponseConverter<R, U>,
     alias_update: AliasUpdate<U>,
 }
@@ -191,7 +202,20 @@ impl<R, U> fmt::Debug for CallSpec<R, U> {
 /// response.
 impl<R, U> CallSpec<R, U> {
     fn new(method: &'static str, operation: Option<OperationRequest>, convert: impl Convert<R, U>) -> Self {
-        Self { method, operation, convert: Box::new(convert), alias_update: AliasUpdate::None }
+        let convert = Box::new(convert);
+        Self { method, operation, read_object: None, convert, alias_update: AliasUpdate::None }
+    }
+
+    /// The same call with the object that it reads; `None` if it reads none, or more than one.
+    #[must_use]
+    pub fn reading(self, read_object: Option<OperationKey>) -> Self {
+        Self { read_object, ..self }
+    }
+
+    /// What the call is about.
+    pub fn subject(&self) -> CallSubject<'_> {
+        let object = self.operation.as_ref().map(OperationRequest::key).or(self.read_object.as_ref());
+        object.map_or(CallSubject::Method(self.method), CallSubject::Object)
     }
 
     /// gRPC path of the CSI method, such as `/csi.v1.Controller/CreateVolume`.
@@ -412,7 +436,7 @@ impl CallRunner {
         request: X::Request,
     ) -> Result<U, StorageError> {
         let _in_flight = self.metrics.start();
-        let CallSpec { method, operation, convert, alias_update } = spec;
+        let CallSpec { method, operation, read_object: _, convert, alias_update } = spec;
         let secrets = self.secrets(&call);
         let redactor = Redactor::new(secrets.clone());
         let timeout = call.deadline.min(self.timeout);
@@ -512,6 +536,21 @@ mod tests {
         let mount_flags = mount_flags.iter().map(|flag| (*flag).to_owned()).collect();
         let access_type = AccessType::Filesystem { fs_type: None, mount_flags, mount_group: None };
         VolumeCapability { access_mode: CsiAccessMode::SingleNodeWriter, access_type }
+    }
+
+    #[test]
+    fn the_subject_of_a_call_is_its_object_or_its_method() {
+        let volume = || OperationKey::Volume("h".into());
+        let subject_of = |spec: &CallSpec<(), ()>, expected: CallSubject<'_>| {
+            assert_eq!(spec.subject(), expected, "{}", spec.method());
+        };
+        let key = volume();
+        subject_of(&CallSpec::delete_volume(&"h".into()), CallSubject::Object(&key));
+        subject_of(&CallSpec::unpublish_volume(&"h".into(), Some(&"a".into())), CallSubject::Object(&key));
+        let get = || CallSpec::get_volume(|(), _| Ok(()));
+        subject_of(&get().reading(Some(volume())), CallSubject::Object(&key));
+        subject_of(&get().reading(None), CallSubject::Method("/csi.v1.Controller/ControllerGetVolume"));
+        subject_of(&CallSpec::probe(|(), _| Ok(())), CallSubject::Method("/csi.v1.Identity/Probe"));
     }
 
     #[test]

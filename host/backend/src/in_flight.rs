@@ -182,6 +182,11 @@ impl OperationRequest {
         Self { key, sources: Vec::new(), operation }
     }
 
+    /// The object of the operation.
+    pub const fn key(&self) -> &OperationKey {
+        &self.key
+    }
+
     /// The same operation with the objects that it reads.
     pub fn with_sources(self, sources: impl IntoIterator<Item = OperationKey>) -> Self {
         Self { sources: sources.into_iter().collect(), ..self }

@@ -18,8 +18,8 @@ mod violation;
 
 pub use backend::{Backend, BackendFuture, Call, unimplemented};
 pub use call::{
-    CallContext, CallRunner, CallSpec, ConcurrencyLimit, Convert, CreatedObject, Exchange, Overloaded,
-    is_deletion_in_doubt,
+    CallContext, CallRunner, CallSpec, CallSubject, ConcurrencyLimit, Convert, CreatedObject, Exchange,
+    Overloaded, is_deletion_in_doubt,
 };
 pub use metrics::{BackendMetrics, CallMetrics, InFlightGuard};
 pub use redactor::{MAX_DERIVED_SECRETS, Redactor};

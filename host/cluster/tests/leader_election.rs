@@ -207,7 +207,7 @@ async fn a_leader_is_unhealthy_when_its_lease_has_ended_long_ago() {
 
 /// The elector loses the Lease with an error that contains `expected`, before its next renewal is due twice.
 async fn assert_lost(elector: &mut LeaderElector, expected: &str) {
-    let lost = timeout(Duration::from_secs(30), elector.renew()).await.expect("it leads on").to_string();
+    let lost = timeout(Duration::from_secs(30), elector.renew()).await.unwrap().to_string();
     assert!(lost.contains("storage/driver-example") && lost.contains(expected), "{lost}");
     elector.health().check().unwrap();
 }

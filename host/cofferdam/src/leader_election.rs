@@ -157,13 +157,63 @@ pub(crate) fn lease_namespace(
     configuration: &Configuration,
     environment: &HashMap<String, String>,
 ) -> String {
+    lease_namespace_with(configuration, environment, Path::new(NAMESPACE_FILE))
+}
+
+fn lease_namespace_with(
+    configuration: &Configuration,
+    environment: &HashMap<String, String>,
+    file: &Path,
+) -> String {
     let configured = configuration.leader_election_namespace.as_ref().map(|label| label.0.clone());
     let from_variable = || environment.get(POD_NAMESPACE).filter(|text| !text.is_empty()).cloned();
-    configured.or_else(from_variable).unwrap_or_else(|| namespace_of_pod(Path::new(NAMESPACE_FILE)))
+    configured.or_else(from_variable).unwrap_or_else(|| namespace_of_pod(file))
 }
 
 fn namespace_of_pod(file: &Path) -> String {
     let text = std::fs::read_to_string(file).unwrap_or_default();
     let namespace = text.trim();
     if namespace.is_empty() { "default".to_owned() } else { namespace.to_owned() }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::CliValues;
+
+    #[test]
+    fn the_namespace_of_leases_is_that_of_the_flag_the_variable_or_the_file() {
+        let directory = tempfile::TempDir::new().unwrap();
+        let file = directory.path().join("namespace");
+        for (flag, variable, text, expected) in [
+            (Some("flag"), Some("variable"), Some("file"), "flag"),
+            (None, Some("variable"), Some("file"), "variable"),
+            (None, Some(""), Some("file\n"), "file"),
+            (None, None, Some(" \n"), "default"),
+            (None, None, None, "default"),
+        ] {
+            let values = flag.map_or_else(CliValues::default, |flag| {
+                CliValues::default().with("leader-election-namespace", [flag.to_owned()])
+            });
+            let environment: HashMap<_, _> = variable
+                .map(|variable| (POD_NAMESPACE.to_owned(), variable.to_owned()))
+                .into_iter()
+                .collect();
+            match text {
+                Some(text) => std::fs::write(&file, text).unwrap(),
+                None => std::fs::remove_file(&file).unwrap(),
+            }
+            let resolved = ResolvedConfig::for_cluster(&values, &environment).unwrap();
+            let found = lease_namespace_with(&resolved.configuration, &environment, &file);
+            assert_eq!(found, expected, "{flag:?} {variable:?} {text:?}");
+        }
+    }
+
+    #[test]
+    fn identities_of_one_host_differ() {
+        let (first, second) = (identity(), identity());
+        assert_ne!(first, second);
+        let host = sanitize_name(&host_name());
+        assert!(first.starts_with(&host) && second.starts_with(&host), "{first} {second}");
+    }
 }

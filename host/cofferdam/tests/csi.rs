@@ -14,7 +14,7 @@ use std::{
     time::Duration,
 };
 
-use cofferdam_apiserver::{ApiServer, Options, ServeOptions};
+use cofferdam_apiserver::{ApiServer, Options, ServeOptions, ServerHandle};
 use cofferdam_csi::v1::{
     self,
     controller_server::{Controller, ControllerServer},
@@ -378,10 +378,9 @@ async fn wait_for_volume(api: &ApiServer, claim: &str) -> serde_json::Value {
     list["items"].as_array().unwrap().iter().find(|volume| of_claim(volume)).unwrap().clone()
 }
 
-#[tokio::test]
-async fn of_two_provisioners_with_leader_election_one_acts() {
-    let running = RunningCsiDriver::start();
-    let directory = running.directory.path();
+/// A served API server with the namespace of the Lease and a class of the driver. Its kubeconfig is in the
+/// directory.
+async fn serve_api(directory: &Path) -> (ApiServer, ServerHandle) {
     let api = ApiServer::new(Options::default());
     let addr = SocketAddr::from((Ipv4Addr::LOCALHOST, 0));
     let serving = api.serve(ServeOptions { addr }).await.unwrap();
@@ -394,6 +393,19 @@ async fn of_two_provisioners_with_leader_election_one_acts() {
         "metadata": {"name": "gold"}, "provisioner": NAME,
     });
     create(&api, "/apis/storage.k8s.io/v1/storageclasses", class).await;
+    (api, serving)
+}
+
+/// Holder of a Lease; empty for none.
+fn holder(lease: &serde_json::Value) -> String {
+    lease["spec"]["holderIdentity"].as_str().unwrap_or_default().to_owned()
+}
+
+#[tokio::test]
+async fn of_two_provisioners_with_leader_election_one_acts() {
+    let running = RunningCsiDriver::start();
+    let directory = running.directory.path();
+    let (api, _serving) = serve_api(directory).await;
 
     let socket = running.socket().display().to_string();
     let kubeconfig = directory.join("kubeconfig").display().to_string();
@@ -413,8 +425,6 @@ async fn of_two_provisioners_with_leader_election_one_acts() {
     ];
     let start = || SidecarProcess(sidecar(directory, "csi-provisioner", &arguments).spawn().unwrap());
     let mut leader = start();
-    let holder =
-        |lease: &serde_json::Value| lease["spec"]["holderIdentity"].as_str().unwrap_or_default().to_owned();
     let first = holder(&wait_for(&api, LEASE, |lease| !holder(lease).is_empty()).await);
     let _standby = start();
     create_claim(&api, "a").await;
@@ -432,4 +442,69 @@ async fn of_two_provisioners_with_leader_election_one_acts() {
     create_claim(&api, "b").await;
     wait_for_volume(&api, "b").await;
     assert_eq!(running.driver.0.lock().unwrap().created.len(), 2, "each claim has one volume");
+}
+
+/// Replaces the holder of the Lease, as a process that ignores the Lease's duration does.
+async fn take_lease(api: &ApiServer) {
+    let client = kube::Client::new(api.service(), "default");
+    let spec = serde_json::json!({"spec": {"holderIdentity": "stranger", "leaseDurationSeconds": 3600}});
+    let request = http::Request::patch(LEASE).header("content-type", "application/merge-patch+json");
+    let request = request.body(spec.to_string().into_bytes()).unwrap();
+    client.request::<serde_json::Value>(request).await.unwrap();
+}
+
+#[tokio::test]
+async fn a_provisioner_whose_lease_a_stranger_takes_ends_and_calls_no_driver() {
+    let running = RunningCsiDriver::start();
+    let directory = running.directory.path();
+    let (api, _serving) = serve_api(directory).await;
+    let socket = running.socket().display().to_string();
+    let kubeconfig = directory.join("kubeconfig").display().to_string();
+    let arguments = [
+        "--csi-address",
+        &socket,
+        "--kubeconfig",
+        &kubeconfig,
+        "--leader-election",
+        "--leader-election-namespace=storage",
+        "--leader-election-retry-period=300ms",
+    ];
+    let mut command = sidecar(directory, "csi-provisioner", &arguments);
+    let mut leader = SidecarProcess(command.stderr(Stdio::piped()).spawn().unwrap());
+    wait_for(&api, LEASE, |lease| !holder(lease).is_empty()).await;
+    create_claim(&api, "first").await;
+    wait_for_volume(&api, "first").await;
+    // The stranger takes the Lease while claims arrive.
+    let arrivals = async {
+        for number in 0_u32.. {
+            create_claim(&api, &format!("claim-{number}")).await;
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    };
+    let take = async {
+        tokio::time::sleep(Duration::from_millis(200)).await;
+        take_lease(&api).await;
+        while leader.0.try_wait().unwrap().is_none() {
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    };
+    tokio::select! {
+        () = arrivals => {}
+        taken = tokio::time::timeout(Duration::from_secs(60), take) => taken.unwrap(),
+    }
+    let calls = || running.driver.0.lock().unwrap().created.len();
+    let calls_at_exit = calls();
+    assert_eq!(leader.0.wait().unwrap().code(), Some(1));
+    let mut text = String::new();
+    std::io::Read::read_to_string(&mut leader.0.stderr.take().unwrap(), &mut text).unwrap();
+    let lines: Vec<_> = text.lines().filter(|line| line.contains("stranger")).collect();
+    assert_eq!(
+        lines,
+        ["csi-provisioner: lease storage/existing-example: \"stranger\" holds it now"],
+        "{text}"
+    );
+    create_claim(&api, "last").await;
+    tokio::time::sleep(Duration::from_millis(500)).await;
+    assert_eq!(calls(), calls_at_exit);
+    assert_eq!(holder(&wait_for(&api, LEASE, |_| true).await), "stranger", "it is not released");
 }

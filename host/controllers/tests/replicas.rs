@@ -5,8 +5,17 @@
 //! roles do not notice each other. The tables list the rules that they break.
 #![allow(clippy::unwrap_used, reason = "tests fail by panicking")]
 
+use std::{collections::BTreeSet, time::Duration};
+
 use cofferdam_controllers::{Role, attach_detach, attacher, provisioner, resizer};
-use cofferdam_sim::{Scenario, Simulation, scenarios};
+use cofferdam_domain::storage::ErrorKind;
+use cofferdam_sim::{
+    DriverFault, Scenario, Simulation,
+    UserAction::{Create, Wait},
+    objects::{DRIVER, claim, class},
+    scenarios,
+};
+use serde_json::{Value, json};
 
 /// Rows with faults or actions during CreateVolume, in which one of two provisioners crashes after each of
 /// its effects. A crash run of every row would take minutes.
@@ -76,6 +85,57 @@ async fn two_provisioners_leak_nothing_if_one_crashes_at_any_step() {
     assert!(crashes > 20, "only {crashes} crashes");
 }
 
+/// Messages of the events with this reason, each once.
+async fn messages(simulation: &Simulation, reason: &str) -> BTreeSet<String> {
+    let events = simulation.object("/api/v1/namespaces/default/events").await.unwrap();
+    let text =
+        |event: &Value, name: &str| event.get(name).and_then(Value::as_str).unwrap_or_default().to_owned();
+    let events = events.pointer("/items").and_then(Value::as_array).into_iter().flatten();
+    let with_reason = events.filter(|event| text(event, "reason") == reason);
+    with_reason.map(|event| text(event, "message")).collect()
+}
+
+/// The value of an annotation of the journal's ConfigMap with this number.
+async fn journal_annotation(simulation: &Simulation, shard: usize, name: &str) -> Option<String> {
+    let path = format!("/api/v1/namespaces/default/configmaps/cofferdam-intents-{DRIVER}-{shard}");
+    let map = simulation.object(&path).await?;
+    map.get("metadata")?.get("annotations")?.get(name)?.as_str().map(str::to_owned)
+}
+
+/// Each request fails finally, so that its intent is removed, and is sent again after five minutes.
+#[tokio::test(start_paused = true)]
+async fn two_provisioners_whose_claims_always_fail_do_not_exchange_the_journal() {
+    let faults = vec![DriverFault::Refuse(ErrorKind::InvalidArgument); 1000];
+    let simulation = Simulation::new(&Role::ALL, faults, Vec::new()).with_replica(&[provisioner::ROLE]);
+    let actions = [
+        Create(class("gold")),
+        Create(claim("a", "gold")),
+        Create(claim("b", "gold")),
+        Wait(Duration::from_secs(3 * 3600)),
+    ];
+    let (outcome, _) = simulation.run(&actions, None).await;
+    assert_eq!(outcome.violations, [""; 0]);
+    assert!(outcome.calls.len() > 50, "{} calls", outcome.calls.len());
+    let taken = messages(&simulation, "IntentJournalTaken").await;
+    assert!(taken.len() <= 1, "{taken:#?}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_owner_of_a_journal_is_in_each_of_its_config_maps() {
+    let simulation = Simulation::new(&Role::ALL, Vec::new(), Vec::new()).with_replica(&[provisioner::ROLE]);
+    let further = json!({
+        "apiVersion": "v1", "kind": "ConfigMap",
+        "metadata": {"name": format!("cofferdam-intents-{DRIVER}-1"), "namespace": "default"},
+    });
+    let actions = [Create(further), Create(class("gold")), Create(claim("a", "gold"))];
+    let (outcome, _) = simulation.run(&actions, None).await;
+    assert_eq!((outcome.violations, outcome.array_owners), (Vec::new(), vec!["a".to_owned()]));
+    let owner = "cofferdam.dev/journal-owner";
+    let first = journal_annotation(&simulation, 0, owner).await;
+    assert!(first.is_some());
+    assert_eq!(journal_annotation(&simulation, 1, owner).await, first);
+}
+
 /// A write of one replica that takes effect late is unknown to the other.
 #[tokio::test(start_paused = true)]
 async fn two_attach_detach_controllers_may_attach_a_volume_twice() {
@@ -94,6 +154,7 @@ async fn two_attachers_may_leave_a_volume_published() {
         "is published to id-1 without a VolumeAttachment",
         "published: expected [], found [\"static-v id\"]",
         "published: expected [], found [\"static-v id-1\"]",
+        "attachments: expected [\"b attached directory\"], found [\"b attached directory attachError 9\"]",
     ];
     assert_known(&differences(&rows_with_calls(&["publish"]), attacher::ROLE).await, &known);
 }

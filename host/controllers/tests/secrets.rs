@@ -203,20 +203,82 @@ async fn a_persistent_volume_has_the_references_of_its_class() {
     }
 }
 
+/// A class whose calls of this purpose have the Secret `s`.
+fn class_with_secret(purpose: &str) -> Value {
+    let key = |part: &str| format!("csi.storage.k8s.io/{purpose}-secret-{part}");
+    let parameters: serde_json::Map<String, Value> =
+        [(key("name"), json!("s")), (key("namespace"), json!("default"))].into_iter().collect();
+    with(class("gold"), &json!({"allowVolumeExpansion": true, "parameters": parameters}))
+}
+
+fn resize(spec: Value) -> [UserAction; 2] {
+    [Settle, Patch(CLAIM, json!({"spec": spec}))]
+}
+
 #[tokio::test(start_paused = true)]
 async fn a_missing_secret_is_read_again_with_backoff() {
-    let simulation = Simulation::new(&Role::ALL, Vec::new(), Vec::new());
-    // In paused time, the end of a run waits for an hour.
-    simulation.run(&[Create(class_with_default_secret()), Create(claim("a", "gold"))], None).await;
-    let metrics = simulation.metrics();
-    let is_missing = |line: &&str| {
-        line.starts_with("rest_client_requests_total{")
-            && line.contains("method=\"get\"")
-            && line.contains("code=\"404\"")
+    let rows = [
+        ("provisioner", Vec::new()),
+        ("controller-publish", vec![Settle, Create(pod("p", "a"))]),
+        ("controller-expand", resize(json!({"resources": {"requests": {"storage": "2Gi"}}})).into()),
+        ("controller-modify", resize(json!({"volumeAttributesClassName": "fast"})).into()),
+    ];
+    for (purpose, actions) in rows {
+        let simulation = Simulation::new(&Role::ALL, Vec::new(), Vec::new());
+        let setup = [
+            Create(class_with_secret(purpose)),
+            Create(attributes_class("fast", "9")),
+            Create(csi_node("node-1", "id-1")),
+            Create(ready_node("node-1")),
+            Create(claim("a", "gold")),
+        ];
+        // In paused time, the end of a run waits for an hour.
+        simulation.run(&setup.into_iter().chain(actions).collect::<Vec<_>>(), None).await;
+        let metrics = simulation.metrics();
+        let is_missing = |line: &&str| {
+            line.starts_with("rest_client_requests_total{")
+                && line.contains("method=\"get\"")
+                && line.contains("code=\"404\"")
+        };
+        let count = metrics.lines().find(is_missing).and_then(|line| line.rsplit_once(' ')?.1.parse().ok());
+        // The back-off grows from one second to five minutes. The ConfigMaps of the journal are missing, too.
+        let reads: usize = count.unwrap();
+        assert!((10..40).contains(&reads), "{purpose}: {reads} reads of missing objects");
+        let calls = simulation.driver().calls();
+        assert!(calls.iter().all(|call| call.starts_with("create ")), "{purpose}: {calls:?}");
+        assert_eq!(calls.is_empty(), purpose == "provisioner", "{purpose}: {calls:?}");
+    }
+}
+
+/// A missing Secret has no `detachError`: the volume is detached without it.
+#[tokio::test(start_paused = true)]
+async fn attach_and_detach_errors_name_the_secret() {
+    let setup = || {
+        vec![
+            Create(class_with_secret("controller-publish")),
+            Create(csi_node("node-1", "id-1")),
+            Create(ready_node("node-1")),
+            Create(claim("a", "gold")),
+            Settle,
+        ]
     };
-    let count = metrics.lines().find(is_missing).and_then(|line| line.rsplit_once(' ')?.1.parse().ok());
-    // The back-off grows from one second to five minutes. The ConfigMaps of the journal are missing, too.
-    let reads: usize = count.unwrap();
-    assert!((10..40).contains(&reads), "{reads} reads of missing objects");
-    assert_eq!(simulation.driver().calls(), [""; 0]);
+    let not_utf8 = json!({"data": {"password": "/w=="}});
+    let corrupt_after_attach = vec![
+        Create(secret("s", "one")),
+        Create(pod("p", "a")),
+        Settle,
+        Patch("/api/v1/namespaces/default/secrets/s", not_utf8),
+        Delete("/api/v1/namespaces/default/pods/p?gracePeriodSeconds=0"),
+    ];
+    let rows = [
+        (vec![Create(pod("p", "a"))], "attachError", "Secret default/s does not exist"),
+        (corrupt_after_attach, "detachError", "default/s"),
+    ];
+    for (actions, field, expected) in rows {
+        let simulation = Simulation::new(&Role::ALL, Vec::new(), Vec::new());
+        simulation.run(&setup().into_iter().chain(actions).collect::<Vec<_>>(), None).await;
+        let attachments = simulation.object("/apis/storage.k8s.io/v1/volumeattachments").await.unwrap();
+        let message = attachments["items"][0]["status"][field]["message"].as_str().unwrap_or_default();
+        assert!(message.contains(expected), "{field}: {message:?}");
+    }
 }

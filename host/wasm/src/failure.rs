@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use cofferdam_domain::storage::{ErrorKind, StorageError};
 
+use crate::breaker::OpenCircuit;
 use cofferdam_backend::{ContractViolation, Overloaded, Redactor, in_flight::OperationConflict};
 
 /// Reason a call has no usable response.
@@ -38,9 +39,9 @@ pub(crate) enum CallFailure {
     Overloaded,
     /// The instance slots that the call needs did not become free before the deadline.
     PoolExhausted,
-    /// The circuit breaker rejected the call: the backend failed too often, or another call currently tries
-    /// whether the backend works again. The next call is admitted after this time at the latest.
-    CircuitOpen(Duration),
+    /// The circuit breaker rejected the call: the backend failed too often, for this subject or for different
+    /// ones, or another call currently tries whether the backend works again.
+    CircuitOpen(OpenCircuit),
     /// Another operation, or work that outlived its call, uses the volume, snapshot or group snapshot, or a
     /// source of the requested one; or an earlier operation on the same object has no final result yet.
     Conflict(OperationConflict),
@@ -150,16 +151,17 @@ impl CallFailure {
                 "no slot for the call has become free: this program has 512, and 64 for each backend"
                     .to_owned(),
             ),
-            Self::CircuitOpen(pause) => StorageError {
-                retry_after_ms: Some(u64::try_from(pause.as_millis()).unwrap_or(u64::MAX)),
-                ..unknown(
-                    ErrorKind::Unavailable,
-                    format!(
-                        "the backend failed too often and is left alone for {pause:?} \
-                         (limit `breaker-failures`)"
-                    ),
-                )
-            },
+            Self::CircuitOpen(OpenCircuit { is_of_subject, pause }) => {
+                let of_subject = if is_of_subject { " for this volume, snapshot or method" } else { "" };
+                let message = format!(
+                    "the backend failed too often{of_subject} and is left alone for {pause:?} \
+                     (limit `breaker-failures`)"
+                );
+                StorageError {
+                    retry_after_ms: Some(u64::try_from(pause.as_millis()).unwrap_or(u64::MAX)),
+                    ..unknown(ErrorKind::Unavailable, message)
+                }
+            }
             Self::Conflict(refusal) => refusal.into_error(),
         }
     }
@@ -218,6 +220,7 @@ mod tests {
         use ErrorKind::{Aborted, DeadlineExceeded, Internal, OutOfRange, PermissionDenied, Unavailable};
         use Finality::{Final, InProgress, Unknown};
         let second = Duration::from_secs(1);
+        let open = OpenCircuit { is_of_subject: true, pause: second };
         let handles = GuestLimit { noun: "handles", max: 1, limit_name: "handles" };
         let table = [
             (
@@ -242,7 +245,7 @@ mod tests {
             (CallFailure::SecretsNotGranted, PermissionDenied, Final, BreakerSignal::Ignored),
             (CallFailure::Panic, Internal, Unknown, BreakerSignal::Failure),
             (CallFailure::Overloaded, Unavailable, Unknown, BreakerSignal::Ignored),
-            (CallFailure::CircuitOpen(second), Unavailable, Unknown, BreakerSignal::Ignored),
+            (CallFailure::CircuitOpen(open), Unavailable, Unknown, BreakerSignal::Ignored),
             (CallFailure::CallerDeadline(second), DeadlineExceeded, Unknown, BreakerSignal::Ignored),
             (CallFailure::Conflict(OperationConflict::Busy), Aborted, InProgress, BreakerSignal::Ignored),
             (
@@ -258,7 +261,7 @@ mod tests {
             assert_eq!((error.kind, error.finality), (kind, finality), "{error}");
         }
         assert_eq!(
-            CallFailure::CircuitOpen(second).into_error(&Redactor::default()).retry_after_ms,
+            CallFailure::CircuitOpen(open).into_error(&Redactor::default()).retry_after_ms,
             Some(1000)
         );
     }

@@ -59,11 +59,11 @@ pub struct Limits {
     pub table_elements: usize,
     /// Maximum concurrent resource handles of one call.
     pub handles: usize,
-    /// Consecutive failures (trap, exit, time-out, exceeded limit, panic of the host) after which the circuit
-    /// breaker opens; 0 counts as 1.
+    /// Consecutive failures (trap, exit, time-out, exceeded limit, panic of the host) of one volume, snapshot
+    /// or method after which its circuit opens, and number of different ones that fail in succession after
+    /// which the circuit of the backend opens; 0 counts as 1.
     pub breaker_failures: u32,
-    /// First delay of an open circuit breaker, in milliseconds; doubled after each failed trial, up to 60
-    /// times this.
+    /// First delay of an open circuit, in milliseconds; doubled after each failed trial, up to 60 times this.
     pub breaker_pause_ms: u64,
 }
 

@@ -154,21 +154,40 @@ async fn guest_with_an_invalid_description_is_not_loaded() {
     }
 }
 
+/// Three failures open a circuit for an hour: it is still open at the next call on a slow machine.
+fn limits_with_breaker() -> Limits {
+    Limits { breaker_failures: 3, breaker_pause_ms: 3_600_000, ..limits() }
+}
+
+fn assert_circuit_is_open(error: &StorageError, expected: &str) {
+    assert_unknown(error, ErrorKind::Unavailable, expected);
+    assert!(error.retry_after_ms.is_some_and(|pause| pause > 3_000_000));
+}
+
 #[tokio::test]
-async fn circuit_opens_after_consecutive_failures() {
-    // The pause is long, so that the circuit is still open at the next call on a slow machine.
-    let limits = Limits { breaker_failures: 3, breaker_pause_ms: 3_600_000, ..limits() };
-    let backend = load_hostile(&[], limits).await;
-    for _ in 0..2 {
-        create(&backend, "panic", 1).await.unwrap_err();
+async fn circuit_opens_after_failures_of_different_volumes() {
+    let backend = load_hostile(&[], limits_with_breaker()).await;
+    for name in ["panic", "exit", "panic", "exit"] {
+        create(&backend, name, 1).await.unwrap_err();
     }
     assert_works(&backend).await;
+    for name in ["panic", "exit", "exhaust-memory"] {
+        create(&backend, name, 1).await.unwrap_err();
+    }
+    let error = create(&backend, "well-behaved", 1).await.unwrap_err();
+    assert_circuit_is_open(&error, "failed too often and is left alone");
+}
+
+#[tokio::test]
+async fn a_volume_that_always_fails_opens_the_circuit_for_itself_only() {
+    let backend = load_hostile(&[], limits_with_breaker()).await;
     for _ in 0..3 {
         create(&backend, "panic", 1).await.unwrap_err();
     }
-    let error = create(&backend, "well-behaved", 1).await.unwrap_err();
-    assert_unknown(&error, ErrorKind::Unavailable, "failed too often and is left alone");
-    assert!(error.retry_after_ms.is_some_and(|pause| pause > 3_000_000));
+    assert_works(&backend).await;
+    let error = create(&backend, "panic", 1).await.unwrap_err();
+    assert_circuit_is_open(&error, "failed too often for this volume, snapshot or method");
+    assert_works(&backend).await;
 }
 
 #[tokio::test]

@@ -221,6 +221,7 @@ pub(super) async fn measure(
         is_unlimited: true,
         is_unaudited: true,
         node_monitor_grace: None,
+        has_audited_bodies: false,
     };
     let plane = ControlPlane::start(run, options).await?;
     let client = plane.client().clone();

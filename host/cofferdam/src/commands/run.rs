@@ -271,3 +271,7 @@ pub(crate) fn controller_settings(configuration: &Configuration, namespace: Stri
         },
     }
 }
+
+#[cfg(test)]
+#[path = "run_tests.rs"]
+mod tests;

@@ -32,11 +32,11 @@ pub(crate) use feature_gates::{FeatureGate, FeatureGateError, parse_gate};
 pub(crate) use flags::{CliValues, ConnectionSelection, DevSelection, RunSelection, SettingFlags};
 pub(crate) use origin::ValueOrigin;
 pub(crate) use role::{NodeRole, Roles, ServerRole};
-pub(crate) use settings::Configuration;
+pub(crate) use settings::{Configuration, SETTINGS};
 pub(crate) use source::{backend_name, check_backend_location};
 pub(crate) use value::{CompilationCache, HttpEndpoint, LogFormat, MetricsPath, SecretNamespaceList};
 
-use settings::{SETTINGS, ValueKind};
+use settings::ValueKind;
 use source::{ConfigSource, ConfigSourceKind, Defaults};
 
 use crate::{style::TerminalText, table::TextTable};

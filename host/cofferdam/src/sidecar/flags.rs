@@ -8,7 +8,10 @@ use std::fmt::Write as _;
 
 use super::{
     program::Sidecar::{self, Attacher, LivenessProbe, Provisioner, Registrar, Resizer},
-    value::ValueType::{self, Bool, Duration, Float, Int, Text, Uint},
+    value::ValueType::{
+        self, Bool, Duration, Float, Int, ModuleVerbosity, Quantity, Severity, SourceLine, Text, Uint,
+        Verbosity,
+    },
 };
 use FlagEffect::{Ignored, Sets, Translated};
 
@@ -194,21 +197,21 @@ pub(super) static FLAGS: &[SidecarFlag] = &[
     flag("enable-pprof", &[Provisioner, Registrar], Bool, "false", Ignored(NO_PPROF)),
     flag("automaxprocs", ALL, Bool, "false",
         Translated("limits the runtime's threads to the CPU quota of the container")),
-    flag("v", ALL, Uint, "0",
+    flag("v", ALL, Verbosity, "0",
         Translated("sets `log`: info up to 3; from 4 on debug for this program's modules")),
     flag("logging-format", ALL, Text, "text", Translated("sets `log-format`: text or json")),
-    flag("vmodule", ALL, Text, "", Ignored("the log level is that of --v for every module")),
+    flag("vmodule", ALL, ModuleVerbosity, "", Ignored("the log level is that of --v for every module")),
     flag("log-flush-frequency", ALL, Duration, "5s", Ignored(ONE_STREAM)),
     flag("log-text-split-stream", ALL, Bool, "false", Ignored(ONE_STREAM)),
-    flag("log-text-info-buffer-size", ALL, Text, "0", Ignored(ONE_STREAM)),
+    flag("log-text-info-buffer-size", ALL, Quantity, "0", Ignored(ONE_STREAM)),
     flag("log-json-split-stream", ALL, Bool, "false", Ignored(ONE_STREAM)),
-    flag("log-json-info-buffer-size", ALL, Text, "0", Ignored(ONE_STREAM)),
+    flag("log-json-info-buffer-size", ALL, Quantity, "0", Ignored(ONE_STREAM)),
     // klog
     flag("add_dir_header", ALL, Bool, "false", Ignored(LOG_FORMAT)),
     flag("alsologtostderr", ALL, Bool, "false", Ignored(STDERR)),
-    flag("alsologtostderrthreshold", ALL, Text, "0", Ignored(STDERR)),
+    flag("alsologtostderrthreshold", ALL, Severity, "0", Ignored(STDERR)),
     flag("legacy_stderr_threshold_behavior", ALL, Bool, "true", Ignored(STDERR)),
-    flag("log_backtrace_at", ALL, Text, "", Ignored("log lines have no stack traces")),
+    flag("log_backtrace_at", ALL, SourceLine, "", Ignored("log lines have no stack traces")),
     flag("log_dir", ALL, Text, "", Ignored(STDERR)),
     flag("log_file", ALL, Text, "", Ignored(STDERR)),
     flag("log_file_max_size", ALL, Uint, "1800", Ignored(STDERR)),
@@ -216,7 +219,7 @@ pub(super) static FLAGS: &[SidecarFlag] = &[
     flag("one_output", ALL, Bool, "false", Ignored(STDERR)),
     flag("skip_headers", ALL, Bool, "false", Ignored(LOG_FORMAT)),
     flag("skip_log_headers", ALL, Bool, "false", Ignored(STDERR)),
-    flag("stderrthreshold", ALL, Text, "2", Ignored(STDERR)),
+    flag("stderrthreshold", ALL, Severity, "2", Ignored(STDERR)),
 ];
 
 /// Returns the flag of a sidecar.

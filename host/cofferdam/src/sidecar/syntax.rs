@@ -113,10 +113,16 @@ mod tests {
     use super::*;
     use crate::sidecar::flags::FlagEffect;
 
-    static FLAGS: [SidecarFlag; 4] = [
+    static FLAGS: [SidecarFlag; 10] = [
         flag("leader-election", ValueType::Bool),
         flag("timeout", ValueType::Duration),
-        flag("v", ValueType::Uint),
+        flag("v", ValueType::Verbosity),
+        flag("threads", ValueType::Uint),
+        flag("qps", ValueType::Float),
+        flag("vmodule", ValueType::ModuleVerbosity),
+        flag("stderrthreshold", ValueType::Severity),
+        flag("log_backtrace_at", ValueType::SourceLine),
+        flag("buffer", ValueType::Quantity),
         flag("csi-address", ValueType::Text),
     ];
 
@@ -146,7 +152,13 @@ mod tests {
         let table = [
             ("--timeout=10s -timeout 1m --csi-address /s", "timeout=10s timeout=1m csi-address=/s"),
             ("--leader-election -leader-election=F", "leader-election=true leader-election=false"),
-            ("-v 5 --v=0x2 -v=1_0", "v=5 v=2 v=10"),
+            ("-v 5 --v=007 --v=2147483647", "v=5 v=7 v=2147483647"),
+            ("--threads=0x_2 --threads=1_0 --threads=0_7", "threads=2 threads=10 threads=7"),
+            ("--qps=1_0.5 --qps=inf --qps=NaN", "qps=1_0.5 qps=inf qps=NaN"),
+            ("--vmodule=a=1,b*=2, --vmodule=", "vmodule=a=1,b*=2, vmodule="),
+            ("--stderrthreshold=fatal --stderrthreshold=-1", "stderrthreshold=fatal stderrthreshold=-1"),
+            ("--buffer=64Ki --buffer=-1", "buffer=64Ki buffer=-1"),
+            ("--log_backtrace_at=a.go:1 --log_backtrace_at=", "log_backtrace_at=a.go:1 log_backtrace_at="),
             ("--csi-address=a=b --csi-address=", "csi-address=a=b csi-address="),
             ("--timeout=0 --timeout -1s", "timeout=0 timeout=-1s"),
             ("--v=1 -- --v=2 x", "v=1 [--v=2] [x]"),
@@ -177,7 +189,45 @@ mod tests {
             ("--timeout=10", "invalid value \"10\" for flag --timeout: expected a duration"),
             ("--timeout=1d", "invalid value \"1d\" for flag --timeout"),
             ("--timeout=1.2.3s", "invalid value \"1.2.3s\" for flag --timeout"),
-            ("--v=-1", "invalid value \"-1\" for flag --v: expected a number that is not negative"),
+            ("--v=-1", "invalid value \"-1\" for flag --v: expected a number from 0 to 2147483647"),
+            ("--v=+1", "invalid value \"+1\" for flag --v"),
+            ("--v=0x2", "invalid value \"0x2\" for flag --v"),
+            ("--v=1_0", "invalid value \"1_0\" for flag --v"),
+            ("--v=2147483648", "invalid value \"2147483648\" for flag --v"),
+            ("--v=", "invalid value \"\" for flag --v"),
+            (
+                "--threads=-1",
+                "invalid value \"-1\" for flag --threads: expected a number that is not negative",
+            ),
+            ("--threads=+1", "invalid value \"+1\" for flag --threads"),
+            ("--threads=_1", "invalid value \"_1\" for flag --threads"),
+            ("--threads=1_", "invalid value \"1_\" for flag --threads"),
+            ("--threads=1__0", "invalid value \"1__0\" for flag --threads"),
+            ("--threads=0x", "invalid value \"0x\" for flag --threads"),
+            ("--qps=1__0", "invalid value \"1__0\" for flag --qps: expected a decimal number"),
+            ("--qps=1_.5", "invalid value \"1_.5\" for flag --qps"),
+            ("--qps=1e400", "invalid value \"1e400\" for flag --qps"),
+            ("--vmodule=a", "invalid value \"a\" for flag --vmodule: expected PATTERN=NUMBER, with commas"),
+            ("--vmodule=a=1=2", "invalid value \"a=1=2\" for flag --vmodule"),
+            ("--vmodule==1", "invalid value \"=1\" for flag --vmodule"),
+            ("--vmodule=a=1,b=x", "invalid value \"a=1,b=x\" for flag --vmodule"),
+            (
+                "--stderrthreshold=loud",
+                "invalid value \"loud\" for flag --stderrthreshold: expected INFO, WARNING, ERROR, FATAL",
+            ),
+            ("--stderrthreshold=", "invalid value \"\" for flag --stderrthreshold"),
+            (
+                "--log_backtrace_at=a.go",
+                "invalid value \"a.go\" for flag --log_backtrace_at: expected FILE:LINE, such as",
+            ),
+            ("--log_backtrace_at=a:1", "invalid value \"a:1\" for flag --log_backtrace_at"),
+            ("--log_backtrace_at=a.go:0", "invalid value \"a.go:0\" for flag --log_backtrace_at"),
+            ("--log_backtrace_at=a.go:1:2", "invalid value \"a.go:1:2\" for flag --log_backtrace_at"),
+            (
+                "--buffer=many",
+                "invalid value \"many\" for flag --buffer: expected a quantity such as 512 or 64Ki",
+            ),
+            ("--buffer=", "invalid value \"\" for flag --buffer"),
             ("--v=9z", "invalid value \"9z\" for flag --v"),
             ("--v=99999999999999999999", "invalid value \"99999999999999999999\" for flag --v"),
             (

@@ -6,13 +6,18 @@ use cofferdam_backend::Call;
 use cofferdam_cluster::{
     Intent, JournalError, journal::OWNER_CHECK_INTERVAL, observer::StepResult, queue::Action,
 };
-use cofferdam_domain::storage::{CreatedVolume, Secrets, StorageError};
+use cofferdam_domain::{
+    VolumeHandle,
+    storage::{CreatedVolume, Secrets, StorageError},
+};
 use tokio::time::Instant;
 
 use super::{
     mending::{self, RequestKind},
     reconcile::Provisioner,
     rules::{self, CreateVerdict},
+    stuck::StuckCause,
+    undo::CompletionError,
 };
 use crate::{drivers::ManagedDriver, events::EventSpec, step_recorder::StepRecorder};
 
@@ -140,13 +145,15 @@ impl Provisioner {
         let is_recovered = driver.journal.is_recovered(uid) || driver.journal.taken_by().is_some();
         let verdict =
             rules::decide_after_create(&self.context.cache, local_node, request, is_recovered, response);
-        let is_created = matches!(verdict, CreateVerdict::Save(..) | CreateVerdict::DeleteUnneeded(..));
         let action = match verdict {
             CreateVerdict::Save(created, capacity) => {
-                self.save(driver, request, created, capacity, &recorder, started).await
+                let handle = created.handle.clone();
+                let saved = self.save(driver, request, created, capacity, &recorder, started).await;
+                return self.finish_created(driver, request, handle, saved, &recorder).await;
             }
             CreateVerdict::DeleteUnneeded(created, message) => {
-                self.delete_unneeded(driver, request, &created, message, &recorder).await
+                let deleted = self.delete_unneeded(driver, request, &created, message, &recorder).await;
+                return self.finish_created(driver, request, created.handle, deleted, &recorder).await;
             }
             CreateVerdict::Failed { message, .. }
                 if kind == RequestKind::Mended && error.as_ref().is_some_and(mending::is_already_exists) =>
@@ -185,19 +192,45 @@ impl Provisioner {
                 self.requeue_after(self.backoff_after_failure(uid, message, false), uid, retry_after)
             }
         };
-        let has_failed = !is_created || matches!(action, Action::Backoff | Action::BackoffFor(_));
-        if !has_failed {
-            self.call_backoff.remove(uid);
-            return action;
-        }
-        // No user waits for the volume of a deleted claim: its calls have the longest back-off.
-        let has_claim = self.context.cache.claim_by_uid(uid).is_some();
-        let delay = if has_claim { retry_after } else { Some(self.context.calls.retry_interval_max) };
-        self.call_backoff.record_failure(request, delay);
+        self.record_failure(request, retry_after);
         match error {
-            Some(error) => self.report_if_stuck(driver, intent, &error, &recorder).await.unwrap_or(action),
+            Some(error) => {
+                let cause = StuckCause::NoResult(error.to_string());
+                self.report_if_stuck(driver, intent, &cause, &recorder).await.unwrap_or(action)
+            }
             None => action,
         }
+    }
+
+    /// Ends the reconcile of a created volume. `completed` is the result of creating its PersistentVolume or
+    /// of deleting it.
+    async fn finish_created(
+        &self,
+        driver: &ManagedDriver,
+        request: &Intent,
+        handle: VolumeHandle,
+        completed: Result<Action, CompletionError>,
+        recorder: &StepRecorder,
+    ) -> Action {
+        match completed {
+            Ok(action) => {
+                self.call_backoff.remove(&request.claim_uid);
+                action
+            }
+            Err(CompletionError { action, message }) => {
+                self.record_failure(request, None);
+                let cause = StuckCause::Created { handle, message };
+                self.report_if_stuck(driver, request, &cause, recorder).await.unwrap_or(action)
+            }
+        }
+    }
+
+    /// Records a call that has not completed the intent. No user waits for the volume of a deleted claim: its
+    /// calls have the longest back-off.
+    fn record_failure(&self, request: &Intent, retry_after: Option<Duration>) {
+        let has_claim = self.context.cache.claim_by_uid(&request.claim_uid).is_some();
+        let delay = if has_claim { retry_after } else { Some(self.context.calls.retry_interval_max) };
+        self.call_backoff.record_failure(request, delay);
     }
 
     /// Removes a request whose error is final from the intent, and the intent if it has no other request.

@@ -273,6 +273,7 @@ impl Provisioner {
         let [old, new] = [&change.old, &change.new].map(|node| node.as_ref().map(|node| &node.topology_keys));
         if old != new {
             self.enqueue_waiting_for_topology();
+            self.enqueue_node_local_volumes(&change.key);
         }
     }
 
@@ -280,7 +281,21 @@ impl Provisioner {
         let [old, new] = [&change.old, &change.new].map(|node| node.as_ref().map(|node| &node.labels));
         if old != new {
             self.enqueue_waiting_for_topology();
+            self.enqueue_node_local_volumes(&change.key);
         }
+    }
+
+    /// Enqueues the volumes of the node-local drivers of this process after a change of the topology keys or
+    /// labels of `node`, if it is the node of this process: they decide which volumes this process manages,
+    /// see [`LocalNode::has_volume`].
+    fn enqueue_node_local_volumes(&self, node: &NodeName) {
+        let Some(local_node) = self.context.local_node.as_ref().filter(|local| local.node == *node) else {
+            return;
+        };
+        let is_node_local =
+            |volume: &&Arc<Volume>| volume.csi.as_ref().is_some_and(|csi| local_node.has_driver(&csi.driver));
+        let volumes = self.context.cache.volumes.list();
+        volumes.iter().filter(is_node_local).for_each(|volume| self.volumes.add(volume.name.clone()));
     }
 
     fn restore_marker_changed(&self, _: &Change<RestoreMarker>) {
@@ -348,7 +363,7 @@ impl Provisioner {
                 ProvisionVerdict::WriteIntent(intent) => match self.call_backoff.time_left_for_new(&intent) {
                     Some(time_left) => Some(Action::RequeueAfter(time_left)),
                     None if !create_secret.is_read(&intent) => {
-                        self.read_create_secret(&intent, &mut create_secret).await
+                        self.read_create_secret(&intent, &mut create_secret, None).await
                     }
                     None => self.write_intent(*intent).await,
                 },
@@ -360,7 +375,7 @@ impl Provisioner {
                     match self.call_backoff.time_left_for_new(new_request) {
                         Some(time_left) => Some(Action::RequeueAfter(time_left)),
                         None if !create_secret.is_read(new_request) => {
-                            let failed = self.read_create_secret(new_request, &mut create_secret).await;
+                            let failed = self.read_create_secret(new_request, &mut create_secret, None).await;
                             unsendable = failed.map(|_| digest);
                             None
                         }
@@ -385,7 +400,9 @@ impl Provisioner {
                     let (kind, request) = mending::next_request(&intent, last_request.as_deref());
                     match create_secret.take(&request) {
                         None => {
-                            let failed = self.read_create_secret(&request, &mut create_secret).await;
+                            let recorded = (kind == RequestKind::First).then_some(driver);
+                            let failed =
+                                self.read_create_secret(&request, &mut create_secret, recorded).await;
                             match kind {
                                 RequestKind::First => failed,
                                 RequestKind::Mended => {

@@ -11,13 +11,16 @@ use super::{
     object::{self, ClaimFields},
     reconcile::Provisioner,
     rules,
-    undo::referenced_volume_message,
+    undo::{CompletionError, referenced_volume_message},
 };
 use crate::{drivers::ManagedDriver, events::EventSpec, step_recorder::StepRecorder};
 
 impl Provisioner {
     /// Creates the PersistentVolume, then removes the intent. Creates none if another PersistentVolume refers
     /// to the volume already. `started`: the start of the driver call, for the metric of the duration.
+    ///
+    /// # Errors
+    /// The PersistentVolume was not created: retried with back-off.
     pub(super) async fn save(
         &self,
         driver: &ManagedDriver,
@@ -26,12 +29,12 @@ impl Provisioner {
         capacity: u64,
         recorder: &StepRecorder,
         started: Instant,
-    ) -> Action {
+    ) -> Result<Action, CompletionError> {
         // 1. Two PersistentVolumes must not refer to one volume: to delete one would delete the other's data.
         if let Some(other) = self.other_volume_with_handle(intent, &created) {
             let message = referenced_volume_message(intent, &created, &other);
             recorder.record(StepResult::Failed, message.clone(), None);
-            return self.backoff_after_failure(&intent.claim_uid, message, true);
+            return Err(self.fail_completion(intent, message, true));
         }
 
         // 2. Create the PersistentVolume.
@@ -57,14 +60,14 @@ impl Provisioner {
                 driver.journal.remove(&intent.claim_uid);
                 self.context.metrics.record_provision(&intent.class.name, started.elapsed());
                 self.emit_provisioning_succeeded(driver, intent);
-                Action::Done
+                Ok(Action::Done)
             }
             Err(ApiError::AlreadyExists(_)) => {
                 self.resolve_name_conflict(driver, intent, &created, recorder).await
             }
             // The volume is kept although its PersistentVolume cannot be created: the intent stays in the
             // journal, and its request is repeated.
-            Err(error) => self.backoff_after_failure(&intent.claim_uid, error.to_string(), false),
+            Err(error) => Err(self.fail_completion(intent, error.to_string(), false)),
         }
     }
 
@@ -85,7 +88,7 @@ impl Provisioner {
         intent: &Arc<Intent>,
         created: &CreatedVolume,
         recorder: &StepRecorder,
-    ) -> Action {
+    ) -> Result<Action, CompletionError> {
         let name = VolumeName::from(intent.request.name.as_str());
         match self.context.writer.get::<Volume>(&name).await {
             // The claim has a volume on another node. No PersistentVolume refers to this one, whatever its
@@ -98,25 +101,28 @@ impl Provisioner {
             {
                 if !duplicate::has_created_volume(&volume, intent, created) {
                     self.duplicates.lock().insert(intent.claim_uid.clone(), created.clone());
-                    return self.delete_duplicate(driver, intent, created).await;
+                    return Ok(self.delete_duplicate(driver, intent, created).await);
                 }
                 self.emit_provisioning_succeeded(driver, intent);
                 driver.journal.remove(&intent.claim_uid);
-                Action::Done
+                Ok(Action::Done)
             }
             Ok(Some(volume)) if volume.csi.as_ref().is_some_and(|csi| csi.handle == created.handle) => {
                 let message = format!(
                     "a PersistentVolume {name} exists already, uses the volume {} and is not of this claim",
                     created.handle
                 );
-                self.backoff_after_failure(&intent.claim_uid, message, true)
+                Err(self.fail_completion(intent, message, true))
             }
             Ok(Some(_)) => {
                 let message = format!("a PersistentVolume {name} exists already and is not of this claim");
                 self.delete_unneeded(driver, intent, created, Some(message), recorder).await
             }
-            Ok(None) => Action::Backoff,
-            Err(error) => self.backoff_after_failure(&intent.claim_uid, error.to_string(), false),
+            Ok(None) => {
+                let message = format!("PersistentVolume {name} existed, and was deleted since");
+                Err(CompletionError { action: Action::Backoff, message })
+            }
+            Err(error) => Err(self.fail_completion(intent, error.to_string(), false)),
         }
     }
 }

@@ -9,7 +9,9 @@ use super::{
     create_secret::CreateSecret,
     reconcile::Provisioner,
     secret_references::{self, SecretReferenceError},
+    stuck::StuckCause,
 };
+use crate::drivers::ManagedDriver;
 
 /// The reason why the Secret of a deletion is not known or cannot be used.
 #[derive(Debug, thiserror::Error)]
@@ -29,10 +31,15 @@ impl Provisioner {
     /// Reads the Secret of the intent's CreateVolume call. Returns `None` after success, and the claim is
     /// then decided again, since it may have changed meanwhile; else the action that the reconcile returns.
     /// As in external-provisioner, a failure neither starts nor ends a request.
+    ///
+    /// `recorded` is the driver whose journal has the intent: without its Secret, the request of the intent is
+    /// not sent, and the intent may be stuck. `None` for a request that is not written yet, or if the intent
+    /// has another request that can be sent.
     pub(super) async fn read_create_secret(
         &self,
         intent: &Intent,
         create_secret: &mut CreateSecret,
+        recorded: Option<&ManagedDriver>,
     ) -> Option<Action> {
         let secret = intent.secrets.provisioner.clone()?;
         match self.context.secrets.read(&secret).await {
@@ -45,7 +52,10 @@ impl Provisioner {
                 let message = format!("failed to provision volume with StorageClass {class:?}: {error}");
                 let recorder = self.context.recorders.of_claim(&intent.claim);
                 recorder.record(StepResult::Failed, message.clone(), None);
-                Some(self.backoff_after_failure(&intent.claim_uid, message, false))
+                let action = self.backoff_after_failure(&intent.claim_uid, message.clone(), false);
+                let Some(driver) = recorded else { return Some(action) };
+                let cause = StuckCause::NoResult(message);
+                Some(self.report_if_stuck(driver, intent, &cause, &recorder).await.unwrap_or(action))
             }
         }
     }

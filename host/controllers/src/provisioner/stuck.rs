@@ -1,16 +1,21 @@
-//! Reports intents whose requests have had no final result for a long time, and removes an intent when an
-//! operator confirms that the driver has no volume for it.
+//! Reports intents that have not been completed for a long time, and removes an intent when an operator
+//! confirms that the driver has no volume for it.
 //!
 //! The operator's confirmation is an annotation of the journal's ConfigMap, and not of the claim: tenants may
 //! write annotations of their claims, and an intent is often the only reference to a volume. The ConfigMap is
-//! not watched. It is read after a failed call of a stuck intent.
+//! not watched. It is read after each failed attempt to complete a stuck intent.
+//!
+//! If CreateVolume returns the volume, the confirmation must contain its handle. Otherwise a confirmation that
+//! was written before the volume was known would leak it. The driver's listing contradicts no such
+//! confirmation: each attempt begins with CreateVolume, which creates the volume again after the operator has
+//! deleted it.
 
 use std::fmt;
 
 use cofferdam_cluster::{Intent, JournalEntry, deletion_freeze, observer::StepResult, queue::Action};
 use cofferdam_domain::{
-    VolumeHandle, names,
-    storage::{Ability, StorageError, VolumeStatus},
+    ReclaimPolicy, VolumeHandle, names,
+    storage::{Ability, VolumeStatus},
 };
 
 use super::{metrics::STUCK_AFTER, reconcile::Provisioner};
@@ -26,6 +31,11 @@ use crate::{
 enum ConfirmationError {
     #[error("it is empty; expected the reason why the driver certainly has no volume of this name")]
     NoReason,
+    #[error(
+        "it does not contain {0}, the handle of the volume that the driver has returned; expected the handle, \
+         and the reason why the volume may be forgotten"
+    )]
+    OtherVolume(VolumeHandle),
     #[error("deletions are frozen since the cluster was restored from a backup")]
     Frozen,
     #[error("the driver answers that a volume of this name exists with other arguments")]
@@ -34,6 +44,28 @@ enum ConfirmationError {
     Listed(VolumeHandle),
     #[error("the driver's volumes cannot be listed: {0}")]
     Listing(#[from] ListingError),
+}
+
+/// The reason why an intent is not completed.
+#[derive(Debug)]
+pub(super) enum StuckCause {
+    /// CreateVolume has no final result, or could not be called: the error.
+    NoResult(String),
+    /// CreateVolume has returned the volume.
+    Created {
+        /// The volume's handle.
+        handle: VolumeHandle,
+        /// The reason why the volume has no PersistentVolume and is not deleted.
+        message: String,
+    },
+}
+
+impl StuckCause {
+    fn message(&self) -> &str {
+        match self {
+            Self::NoResult(message) | Self::Created { message, .. } => message,
+        }
+    }
 }
 
 /// Returns true if a volume that the driver lists is one that the intent has requested: by its owner, or
@@ -47,19 +79,34 @@ fn is_volume_of(intent: &Intent, status: &VolumeStatus) -> bool {
     has_owner || (!name.is_empty() && status.volume.handle.as_str().contains(name))
 }
 
+/// Text of the event and log line of an intent that is removed because of a confirmation.
+fn confirmed_text(intent: &Intent, cause: &StuckCause, reason: &str) -> String {
+    let (driver, name) = (&intent.driver, &intent.request.name);
+    match cause {
+        StuckCause::NoResult(error) => format!(
+            "an operator confirmed that {driver} has no volume {name} ({reason:?}): its intent is removed \
+             although CreateVolume has no final result: {error}"
+        ),
+        StuckCause::Created { handle, message } => format!(
+            "an operator confirmed that volume {handle} of {driver} may be forgotten ({reason:?}): the intent \
+             of {name} is removed; delete the volume in the storage system if it exists: {message}"
+        ),
+    }
+}
+
 impl Provisioner {
-    /// Emits an event about an intent that is stuck after a failed call, on its claim or, if the claim is
-    /// deleted, on the journal's ConfigMap. Removes the intent if an operator has confirmed that the driver
-    /// has no volume for it, unless the driver says otherwise. Returns the next action if the intent was
-    /// removed.
+    /// Emits an event about an intent that is stuck after a failed attempt to complete it, on its claim or, if
+    /// the claim is deleted, on the journal's ConfigMap. Removes the intent if an operator has confirmed that
+    /// the driver has no volume for it, unless the driver says otherwise. Returns the next action if the
+    /// intent was removed.
     pub(super) async fn report_if_stuck(
         &self,
         driver: &ManagedDriver,
         intent: &Intent,
-        error: &StorageError,
+        cause: &StuckCause,
         recorder: &StepRecorder,
     ) -> Option<Action> {
-        // 1. Check the age of the intent. An intent whose error was final is no longer in the journal.
+        // 1. Check the age of the intent. A completed intent is no longer in the journal.
         let uid = &intent.claim_uid;
         driver.journal.age(uid, (self.context.clock)()).filter(|age| *age >= STUCK_AFTER)?;
 
@@ -71,24 +118,20 @@ impl Provisioner {
                 return None;
             }
         };
-        let event = EventSpec::warning("VolumeCreationStuck", self.stuck_text(intent, &entry, error));
+        let event = EventSpec::warning("VolumeCreationStuck", self.stuck_text(intent, &entry, cause));
         self.emit_about_intent(driver, intent, &entry, event);
 
         // 3. Remove the intent if an operator has confirmed that there is no volume.
         let reason = entry.confirmation.as_deref()?;
         let (name, annotation) = (&intent.request.name, names::confirm_no_volume(uid));
-        if let Err(error) = self.check_confirmation(driver, intent, reason).await {
+        if let Err(error) = self.check_confirmation(driver, intent, cause, reason).await {
             let text = format!("the annotation {annotation} for volume {name} has no effect: {error}");
             recorder.record(StepResult::Failed, text.clone(), None);
             let event = EventSpec::warning("NoVolumeNotConfirmed", text);
             self.emit_about_intent(driver, intent, &entry, event);
             return None;
         }
-        let text = format!(
-            "an operator confirmed that {} has no volume {name} ({reason:?}): its intent is removed although \
-             CreateVolume has no final result: {error}",
-            intent.driver
-        );
+        let text = confirmed_text(intent, cause, reason);
         tracing::warn!(claim = %intent.claim, "{text}");
         recorder.record(StepResult::Applied, "removes the intent, as an operator has confirmed", None);
         self.emit_about_intent(driver, intent, &entry, EventSpec::warning("NoVolumeConfirmed", text));
@@ -100,20 +143,33 @@ impl Provisioner {
         Some(Action::Requeue)
     }
 
-    fn stuck_text(&self, intent: &Intent, entry: &JournalEntry, error: &StorageError) -> String {
+    fn stuck_text(&self, intent: &Intent, entry: &JournalEntry, cause: &StuckCause) -> String {
         let (driver, name, claim) = (&intent.driver, &intent.request.name, &intent.claim);
         let since: &dyn fmt::Display = match &intent.recorded_at {
             Some(recorded_at) => &recorded_at.strftime("%Y-%m-%dT%H:%M:%SZ"),
             None => &"an earlier version",
         };
+        let problem = match cause {
+            StuckCause::NoResult(_) => format!(
+                "{driver} may have created volume {name}: CreateVolume has had no final result since {since}"
+            ),
+            StuckCause::Created { handle, .. } => format!(
+                "{driver} has created volume {name} with the handle {handle}: it has no PersistentVolume, and \
+                 is not deleted, since {since}"
+            ),
+        };
         let deleted = match self.context.cache.claim_by_uid(&intent.claim_uid) {
             Some(_) => String::new(),
-            None => format!("; claim {claim} is deleted, and the volume is deleted once it is known"),
+            None => match (&intent.class.reclaim_policy, cause) {
+                (ReclaimPolicy::Delete, StuckCause::NoResult(_)) => {
+                    format!("; claim {claim} is deleted, and the volume is deleted once it is known")
+                }
+                _ => format!("; claim {claim} is deleted"),
+            },
         };
-        let config_map = &entry.config_map;
+        let (config_map, message) = (&entry.config_map, cause.message());
         format!(
-            "{driver} may have created volume {name}: CreateVolume has had no final result since {since}\
-             {deleted}; its intent is the key {} of ConfigMap {}/{}: {error}",
+            "{problem}{deleted}; its intent is the key {} of ConfigMap {}/{}: {message}",
             intent.claim_uid, config_map.namespace, config_map.name
         )
     }
@@ -133,11 +189,13 @@ impl Provisioner {
     }
 
     /// Checks that nothing contradicts an operator's confirmation: the restore marker, the result of the last
-    /// calls, and the driver's listing if it has one.
+    /// calls, and the driver's listing if it has one. For a volume that the driver has returned, checks that
+    /// the operator means this volume.
     async fn check_confirmation(
         &self,
         driver: &ManagedDriver,
         intent: &Intent,
+        cause: &StuckCause,
         reason: &str,
     ) -> Result<(), ConfirmationError> {
         if reason.trim().is_empty() {
@@ -145,6 +203,10 @@ impl Provisioner {
         }
         if deletion_freeze::is_frozen(&self.context.cache) {
             return Err(ConfirmationError::Frozen);
+        }
+        if let StuckCause::Created { handle, .. } = cause {
+            let is_named = reason.contains(handle.as_str());
+            return is_named.then_some(()).ok_or_else(|| ConfirmationError::OtherVolume(handle.clone()));
         }
         if self.call_backoff.has_existing_volume(&intent.claim_uid) {
             return Err(ConfirmationError::AlreadyExists);
@@ -165,7 +227,7 @@ impl Provisioner {
 #[cfg(test)]
 mod tests {
     use cofferdam_domain::{
-        ReclaimPolicy, VolumeName,
+        VolumeName,
         storage::{CreatedVolume, VolumeOwner},
     };
 

@@ -13,6 +13,15 @@ use tokio::time::Instant;
 use super::{placement, reconcile::Provisioner, rules};
 use crate::{drivers::ManagedDriver, step_recorder::StepRecorder};
 
+/// A created volume has got no PersistentVolume and was not deleted: its intent remains.
+#[derive(Debug)]
+pub(super) struct CompletionError {
+    /// The action that the reconcile of the claim returns.
+    pub(super) action: Action,
+    /// The reason.
+    pub(super) message: String,
+}
+
 /// Result of live reads about a created volume that its claim seems not to need.
 enum CreatedVolumeCheck {
     /// No claim needs the volume, and no PersistentVolume refers to it.
@@ -40,6 +49,9 @@ impl Provisioner {
     /// Deletes a volume that no claim needs, by its handle, then removes the intent. `message` is the reason
     /// for an event on the claim, which is then retried with back-off; `None` if the volume is deleted only
     /// because no claim needs it.
+    ///
+    /// # Errors
+    /// The volume may still exist, or its claim needs another one: retried with back-off.
     pub(super) async fn delete_unneeded(
         &self,
         driver: &ManagedDriver,
@@ -47,10 +59,10 @@ impl Provisioner {
         created: &CreatedVolume,
         message: Option<String>,
         recorder: &StepRecorder,
-    ) -> Action {
+    ) -> Result<Action, CompletionError> {
         // 1. Delete nothing while deletions are frozen.
         if deletion_freeze::is_frozen(&self.context.cache) {
-            return self.requeue_while_frozen(recorder);
+            return Err(self.requeue_while_frozen(recorder));
         }
 
         // 2. Read the Secret, so that no request separates the checks from the deletion.
@@ -60,35 +72,39 @@ impl Provisioner {
             Err(error) => {
                 let text = format!("cannot delete the unneeded volume {}: {error}", created.handle);
                 recorder.record(StepResult::Failed, text.clone(), None);
-                return self.backoff_after_failure(&intent.claim_uid, text, false);
+                return Err(self.fail_completion(intent, text, false));
             }
         };
 
         // 3. Check with live reads that no claim needs the volume.
         match self.check_created_volume(intent, created).await {
             Ok(CreatedVolumeCheck::Unneeded) => {}
-            Ok(CreatedVolumeCheck::Needed) => return Action::Backoff,
+            Ok(CreatedVolumeCheck::Needed) => {
+                let message = format!("claim {} needs the volume", intent.claim);
+                return Err(CompletionError { action: Action::Backoff, message });
+            }
             Ok(CreatedVolumeCheck::Undecided(message)) => {
                 // The intent stays: it may be the only reference to the volume.
                 recorder.record(StepResult::Failed, message.clone(), None);
-                self.emit_provisioning_failed(&intent.claim_uid, message);
-                return Action::BackoffFor(self.context.calls.retry_interval_max);
+                self.emit_provisioning_failed(&intent.claim_uid, message.clone());
+                let action = Action::BackoffFor(self.context.calls.retry_interval_max);
+                return Err(CompletionError { action, message });
             }
             Ok(CreatedVolumeCheck::Referenced(message)) => {
                 recorder.record(StepResult::Failed, message.clone(), None);
                 if self.context.cache.claim_by_uid(&intent.claim_uid).is_some() {
-                    return self.backoff_after_failure(&intent.claim_uid, message, true);
+                    return Err(self.fail_completion(intent, message, true));
                 }
                 // The claim is deleted, and the volume belongs to the PersistentVolume that refers to it.
                 driver.journal.remove(&intent.claim_uid);
-                return Action::Done;
+                return Ok(Action::Done);
             }
-            Err(error) => return self.backoff_after_failure(&intent.claim_uid, error.to_string(), false),
+            Err(error) => return Err(self.fail_completion(intent, error.to_string(), false)),
         }
 
         // 4. A restore may have been detected by these reads, or by others.
         if deletion_freeze::is_frozen(&self.context.cache) {
-            return self.requeue_while_frozen(recorder);
+            return Err(self.requeue_while_frozen(recorder));
         }
 
         // 5. Delete the volume, then the intent.
@@ -100,9 +116,9 @@ impl Provisioner {
                 recorder.record(StepResult::Applied, text, Some(started.elapsed()));
                 driver.journal.remove(&intent.claim_uid);
                 match message {
-                    Some(message) => self.backoff_after_failure(&intent.claim_uid, message, false),
+                    Some(message) => Err(self.fail_completion(intent, message, false)),
                     // The claim may need another volume.
-                    None => Action::Requeue,
+                    None => Ok(Action::Requeue),
                 }
             }
             Err(error) => {
@@ -111,17 +127,34 @@ impl Provisioner {
                     intent.driver, created.handle
                 );
                 recorder.record(StepResult::Failed, text.clone(), Some(started.elapsed()));
-                self.backoff_after_failure(&intent.claim_uid, message.unwrap_or(text), false)
+                let action = self.backoff_after_failure(
+                    &intent.claim_uid,
+                    message.unwrap_or_else(|| text.clone()),
+                    false,
+                );
+                Err(CompletionError { action, message: text })
             }
         }
+    }
+
+    /// Emits the event of a failure after CreateVolume on the claim, if it still exists.
+    pub(super) fn fail_completion(
+        &self,
+        intent: &Intent,
+        message: String,
+        permanent: bool,
+    ) -> CompletionError {
+        let action = self.backoff_after_failure(&intent.claim_uid, message.clone(), permanent);
+        CompletionError { action, message }
     }
 
     /// Returns the action while deletions are frozen. The intent stays until an operator deletes the
     /// restore marker. An intent that is missing from the backup is lost when the manager replaces the
     /// cache: its volume is an orphan then, like every volume created since the backup.
-    fn requeue_while_frozen(&self, recorder: &StepRecorder) -> Action {
-        recorder.record(StepResult::Waiting, "deletions are frozen since the cluster was restored", None);
-        Action::BackoffFor(self.context.calls.retry_interval_max)
+    fn requeue_while_frozen(&self, recorder: &StepRecorder) -> CompletionError {
+        let message = "deletions are frozen since the cluster was restored".to_owned();
+        recorder.record(StepResult::Waiting, message.clone(), None);
+        CompletionError { action: Action::BackoffFor(self.context.calls.retry_interval_max), message }
     }
 
     /// Checks with live reads that no PersistentVolume refers to the volume and that no claim needs it. A

@@ -11,7 +11,7 @@ use cofferdam_cluster::{
     queue::{Action, Queue},
 };
 use cofferdam_domain::{
-    Claim, ClaimKey, DriverName, Pod, Volume, VolumeAttributesClass,
+    Claim, ClaimKey, CsiNode, DriverName, Node, NodeName, Pod, Volume, VolumeAttributesClass,
     storage::{Ability, Feature, Secrets},
     volume::SecretRef,
 };
@@ -97,6 +97,8 @@ impl Controller for Resizer {
         subscribe(self, &cache.volumes, Self::volume_changed);
         subscribe(self, &cache.attributes_classes, Self::class_changed);
         subscribe(self, &cache.pods, Self::pod_changed);
+        subscribe(self, &cache.csi_nodes, Self::csi_node_changed);
+        subscribe(self, &cache.nodes, Self::node_changed);
     }
 
     async fn run(self: Arc<Self>, stop: CancellationToken) {
@@ -208,6 +210,38 @@ impl Resizer {
                 self.enqueue_claim(&claim, ResizeOperation::Expansion);
             }
         }
+    }
+
+    fn csi_node_changed(&self, change: &Change<CsiNode>) {
+        let [old, new] = [&change.old, &change.new].map(|node| node.as_ref().map(|node| &node.topology_keys));
+        if old != new {
+            self.enqueue_node_local_claims(&change.key);
+        }
+    }
+
+    fn node_changed(&self, change: &Change<Node>) {
+        let [old, new] = [&change.old, &change.new].map(|node| node.as_ref().map(|node| &node.labels));
+        if old != new {
+            self.enqueue_node_local_claims(&change.key);
+        }
+    }
+
+    /// Enqueues the claims of the node-local drivers of this process after a change of the topology keys or
+    /// labels of `node`, if it is the node of this process: they decide which volumes this process manages,
+    /// see [`LocalNode::has_volume`].
+    fn enqueue_node_local_claims(&self, node: &NodeName) {
+        let Some(local_node) = self.context.local_node.as_ref().filter(|local| local.node == *node) else {
+            return;
+        };
+        let is_node_local = |claim: &&Arc<Claim>| {
+            let volume = rules::bound_volume(&self.context.cache, claim).ok();
+            let driver = volume.and_then(|volume| rules::driver_of(&volume));
+            driver.is_some_and(|driver| local_node.has_driver(&driver))
+        };
+        self.context.cache.claims.list().iter().filter(is_node_local).for_each(|claim| {
+            self.enqueue_claim(claim, ResizeOperation::Expansion);
+            self.enqueue_claim(claim, ResizeOperation::Modification);
+        });
     }
 
     fn enqueue_claim(&self, claim: &Claim, operation: ResizeOperation) {

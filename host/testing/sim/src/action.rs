@@ -16,6 +16,9 @@ pub enum UserAction {
     /// Annotates the ConfigMaps of the intent journal: an operator confirms for each intent that the driver
     /// has no volume.
     ConfirmNoVolume,
+    /// As [`ConfirmNoVolume`](Self::ConfirmNoVolume), with the handle of each intent's volume: the operator
+    /// confirms that the volume may be forgotten.
+    ConfirmCreatedVolume,
     /// The storage array is repaired: see [`Scenario::failing_tiers`](crate::Scenario::failing_tiers).
     Repair,
     /// Saves the state of the cluster, but not that of the storage array.

@@ -17,7 +17,7 @@ use cofferdam_domain::{
     storage::{
         Ability, AccessType, Capacity, CapacityQuery, CapacityRange, ConnectionInfo, CreateVolume,
         CreatedVolume, CsiAccessMode, Description, ErrorKind, ExpandVolume, ExpandedVolume, Feature,
-        Finality, PageRequest, Parameters, Placement, PublishVolume, Readiness, Secrets, Segments,
+        Finality, PageRequest, Parameters, Placement, PublishVolume, Readiness, Secret, Secrets, Segments,
         StorageError, ValidateVolume, Validation, VolumePage, VolumeStatus,
     },
 };
@@ -28,6 +28,7 @@ use tokio::time::Instant;
 use crate::{
     action::UserAction,
     effects::{ActivityGuard, Effect, Effects},
+    secret_values::without_marker,
 };
 
 /// A fault of one driver call.
@@ -210,6 +211,8 @@ struct Array {
     pending_creates: BTreeMap<String, Vec<CreateVolume>>,
     /// Values of the parameter `tier` for which create calls without a fault fail with a final `Internal`.
     failing_tiers: &'static [&'static str],
+    /// Key without which create calls fail with a final `Unauthenticated`.
+    required_secret_key: Option<&'static str>,
 }
 
 /// The simulation's wall clock.
@@ -272,6 +275,12 @@ impl ScriptedDriver {
     /// `Internal`.
     pub fn set_failing_tiers(&self, tiers: &'static [&'static str]) {
         self.lock().failing_tiers = tiers;
+    }
+
+    /// Sets the key that the secrets of create calls need: without it, a call fails with a final
+    /// `Unauthenticated`.
+    pub fn set_required_secret_key(&self, key: Option<&'static str>) {
+        self.lock().required_secret_key = key;
     }
 
     /// Sets the expand and modify behavior.
@@ -604,8 +613,15 @@ fn format_call(verb: &str, call: &Call, handle: &VolumeHandle, node: &str, suffi
     format!("{verb} {handle} {node}{suffix}{}", format_secrets(&call.secrets))
 }
 
-/// The secrets of a call as ` with key=value` each. Secrets of scenarios are no secrets.
+/// The secrets of a call as ` with key=value` each, without the marker of [`secret_values`](crate::secret_values). Secrets of
+/// scenarios are no secrets.
 fn format_secrets(secrets: &Secrets) -> String {
+    let shown = |value: &Secret| without_marker(value.expose()).to_owned();
+    secrets.iter().map(|(key, value)| format!(" with {key}={}", shown(value))).collect()
+}
+
+/// The secrets of a call as the driver's errors quote them.
+fn quote_secrets(secrets: &Secrets) -> String {
     secrets.iter().map(|(key, value)| format!(" with {key}={}", value.expose())).collect()
 }
 
@@ -669,7 +685,7 @@ impl<'a, R: Send> Exchange for ArrayExchange<'a, R> {
     async fn perform(&mut self, context: CallContext, request: Self::Request) -> Result<R, CallFailure> {
         context.reached();
         // The errors of the driver quote the secrets of the call, which the port has to redact.
-        let quoted = format_secrets(&context.secrets);
+        let quoted = quote_secrets(&context.secrets);
         request.await.map_err(|error| {
             CallFailure(StorageError { message: format!("{}{quoted}", error.message), ..error })
         })
@@ -812,6 +828,7 @@ impl Backend for CrashingBackend {
         }
         let spec = CallSpec::create_volume(&request, |created, _| Ok(created));
         let secrets = format_secrets(&call.secrets);
+        let keys: BTreeSet<String> = call.secrets.iter().map(|(key, _)| key.to_owned()).collect();
         self.run(call, spec, async move {
             self.effects.wait_if_crashed().await;
             let _call = self.start_call();
@@ -836,7 +853,11 @@ impl Backend for CrashingBackend {
                 let pending = array.add_pending(&key, &request);
                 let failing = || Some(DriverFault::Refuse(ErrorKind::Internal));
                 let is_failing = array.is_failing(&request);
-                let fault = array.create_faults.pop_front().or_else(|| is_failing.then(failing).flatten());
+                let lacks_key = array.required_secret_key.is_some_and(|key| !keys.contains(key));
+                let unauthenticated = || Some(DriverFault::Refuse(ErrorKind::Unauthenticated));
+                let fault = array.create_faults.pop_front();
+                let fault = fault.or_else(|| lacks_key.then(unauthenticated).flatten());
+                let fault = fault.or_else(|| is_failing.then(failing).flatten());
                 // An error about the attempt does not reveal the result of an earlier one.
                 let is_conclusive = fault.as_ref().is_some_and(|fault| fault.is_conclusive_refusal());
                 if fault.as_ref().is_some_and(DriverFault::is_refusal) && (is_conclusive || !is_repeat) {

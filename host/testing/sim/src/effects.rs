@@ -22,7 +22,7 @@ pub enum Effect {
     Call(String),
 }
 
-/// A fault of one API write of a process.
+/// A fault of one API request of a process.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ApiFault {
     /// The request's method.
@@ -49,8 +49,10 @@ pub enum FaultKind {
     /// Another client sets `status.phase` of the object to this value; then the write is sent. It requires a
     /// write of the status.
     ForeignPhase(&'static str),
-    /// The write is rejected with 403 Forbidden, as by RBAC or an admission webhook.
+    /// The request is rejected with 403 Forbidden, as by RBAC or an admission webhook.
     Forbidden,
+    /// Every matching request is rejected with 403 Forbidden.
+    ForbiddenAlways,
 }
 
 /// The effects of one process. After the effect that it crashes at, the process receives no response to any

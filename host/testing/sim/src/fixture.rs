@@ -29,6 +29,7 @@ use crate::{
     effects::{ApiFault, Effects, FaultKind},
     history::History,
     objects::{self, collection_path},
+    secret_values,
     test_cluster::{ApiTransport, EnvironmentKind, TestCluster},
 };
 
@@ -158,17 +159,15 @@ impl SimulationFixture {
         access(&mut self.history.lock())
     }
 
-    /// Sets the faults of API writes. Each fault applies to the first write that it matches.
+    /// Sets the faults of API requests. Each fault applies to the first request that it matches, a lasting one
+    /// to all of them.
     pub(crate) fn set_api_faults(&self, api_faults: Vec<ApiFault>) {
         *self.api_faults.lock() = api_faults;
     }
 
-    /// Removes the first unused fault that matches the request from the list, and returns its kind. GET
-    /// requests never match.
+    /// Removes the first unused fault that matches the request from the list, unless it is a lasting one, and
+    /// returns its kind.
     pub(crate) fn take_api_fault(&self, request: &Parts, body: &Bytes) -> Option<FaultKind> {
-        if request.method == Method::GET {
-            return None;
-        }
         let text = String::from_utf8_lossy(body);
         let mut faults = self.api_faults.lock();
         let is_matching = |fault: &ApiFault| {
@@ -177,12 +176,16 @@ impl SimulationFixture {
                 && text.contains(fault.body_contains)
         };
         let index = faults.iter().position(is_matching)?;
-        Some(faults.remove(index).kind)
+        match faults.get(index)?.kind {
+            lasting @ FaultKind::ForbiddenAlways => Some(lasting),
+            _ => Some(faults.remove(index).kind),
+        }
     }
 
-    /// The faults that have not been applied yet.
+    /// The faults that have not been applied yet, without lasting ones.
     pub(crate) fn unused_api_faults(&self) -> Vec<ApiFault> {
-        self.api_faults.lock().clone()
+        let is_lasting = |fault: &&ApiFault| fault.kind == FaultKind::ForbiddenAlways;
+        self.api_faults.lock().iter().filter(|fault| !is_lasting(fault)).cloned().collect()
     }
 
     fn lock_processes(&self) -> MutexGuard<'_, Vec<LiveProcess>> {
@@ -210,6 +213,7 @@ impl SimulationFixture {
             | UserAction::Delete(_)
             | UserAction::Patch(..)
             | UserAction::ConfirmNoVolume
+            | UserAction::ConfirmCreatedVolume
             | UserAction::Repair
             | UserAction::Backup
             | UserAction::Restore
@@ -221,8 +225,12 @@ impl SimulationFixture {
         self.with_history(|history| history.record(action, deleted.as_ref()));
         let result = match action {
             UserAction::Create(object) => {
-                let response =
-                    send_request(&self.user_api, Method::POST, &collection_path(object), json, object).await;
+                let mut object = object.clone();
+                if text(&object, "/kind") == "Secret" {
+                    secret_values::mark_values(&mut object);
+                }
+                let path = collection_path(&object);
+                let response = send_request(&self.user_api, Method::POST, &path, json, &object).await;
                 response.and_then(|(status, body)| {
                     let message = text(&body, "/message");
                     status.is_success().then_some(()).ok_or_else(|| format!("{status}: {message}").into())
@@ -234,12 +242,19 @@ impl SimulationFixture {
             }
             UserAction::Patch(path, patch) => {
                 let merge = "application/merge-patch+json";
-                send_request(&self.user_api, Method::PATCH, path, merge, patch).await.map(drop)
+                let mut patch = patch.clone();
+                if path.contains("/secrets/") {
+                    secret_values::mark_values(&mut patch);
+                }
+                send_request(&self.user_api, Method::PATCH, path, merge, &patch).await.map(drop)
             }
             UserAction::Backup => self.cluster.backup().await,
             UserAction::Restore => self.cluster.restore().await,
             UserAction::Compact => self.cluster.compact().await,
-            UserAction::ConfirmNoVolume => self.confirm_no_volume().await,
+            UserAction::ConfirmNoVolume => self.confirm_no_volume(|_| "the array is gone".into()).await,
+            UserAction::ConfirmCreatedVolume => {
+                self.confirm_no_volume(|uid| format!("handle-pvc-{uid} is deleted by hand")).await
+            }
             UserAction::Repair | UserAction::Settle | UserAction::Wait(_) | UserAction::Until(_) => Ok(()),
         };
         if let Err(error) = result {
@@ -254,12 +269,13 @@ impl SimulationFixture {
         maps.into_iter().filter(is_shard).collect()
     }
 
-    /// Confirms for every intent of the journals that the driver has no volume.
-    async fn confirm_no_volume(&self) -> Result<(), BoxError> {
+    /// Confirms for every intent of the journals that the driver has no volume. `reason` returns the reason for
+    /// the UID of a claim.
+    async fn confirm_no_volume(&self, reason: impl Fn(&str) -> String) -> Result<(), BoxError> {
         for shard in self.journal_shards().await {
             let uids = shard.get("data").and_then(Value::as_object).into_iter().flatten();
             let annotations: serde_json::Map<String, Value> = uids
-                .map(|(uid, _)| (names::confirm_no_volume(&uid.as_str().into()), "the array is gone".into()))
+                .map(|(uid, _)| (names::confirm_no_volume(&uid.as_str().into()), reason(uid).into()))
                 .collect();
             let path = format!("/api/v1/namespaces/default/configmaps/{}", text(&shard, "/metadata/name"));
             let patch = json!({"metadata": {"annotations": annotations}});

@@ -20,6 +20,7 @@ mod rbac;
 mod remaining_work;
 mod scenario;
 pub mod scenarios;
+mod secret_values;
 pub mod simulation;
 pub mod test_cluster;
 

@@ -20,6 +20,7 @@ use crate::{
     invariants,
     rbac::Rbac,
     remaining_work::WorkLog,
+    secret_values::has_secret_value,
     test_cluster::{ApiTransport, ResponseBody},
 };
 
@@ -76,8 +77,16 @@ impl Service<Request<Body>> for CrashingApi {
             invariants::check_request(&api.fixture, request.method(), request.uri().path()).await;
             let (parts, body) = request.into_parts();
             let body = body.collect().await?.to_bytes();
+            if has_secret_value(&parts.uri.to_string()) || has_secret_value(&String::from_utf8_lossy(&body)) {
+                let (method, path) = (&parts.method, parts.uri.path());
+                api.fixture.report_violation(format!("{method} {path} has the value of a Secret"));
+            }
             api.log.record_request(&parts.method, &parts.uri, &body);
             let fault = api.fixture.take_api_fault(&parts, &body);
+            if fault.is_some() {
+                // The process will retry: it is not idle.
+                drop(api.effects.start_activity(|effects| &effects.pending_requests));
+            }
             let request = Request::from_parts(parts, Body::from(body));
             match fault {
                 None => api.send(request).await,
@@ -98,7 +107,7 @@ impl Service<Request<Body>> for CrashingApi {
                     api.fixture.set_phase(request.uri().path(), phase).await;
                     api.send(request).await
                 }
-                Some(FaultKind::Forbidden) => Ok(status_response(FORBIDDEN)),
+                Some(FaultKind::Forbidden | FaultKind::ForbiddenAlways) => Ok(status_response(FORBIDDEN)),
             }
         })
     }

@@ -2,8 +2,9 @@
 //!
 //! They start after the scenario's processes have ended, with the same roles and drivers, and run for an
 //! hour of paused time. In real time they run until they are idle. Work that they find is work that the
-//! earlier processes have missed, or that cannot be completed. Only attacher and resizer have a resync,
-//! which makes up for a missed change of an object.
+//! earlier processes have missed, or that cannot be completed. Attacher and resizer have a
+//! resync, which makes up for a missed change of an object: in the simulation, its period is longer than any
+//! run.
 //!
 //! The simulation judges requests and metrics, not what the processes report. These are not work:
 //! - writes of Events: a process emits an Event about every problem that remains, and repeats it each half

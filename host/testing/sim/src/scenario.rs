@@ -2,7 +2,7 @@
 
 use crate::{
     ApiFault, DriverFault, EnvironmentKind, FinalState, PublishingBehavior, ResizingBehavior, Simulation,
-    TopologyBehavior, UserAction, WorkKind,
+    TopologyBehavior, UserAction, WorkKind, objects::DRIVER,
 };
 
 /// A row of the scenario table.
@@ -17,11 +17,15 @@ pub struct Scenario {
     /// Values of the parameter `tier` for which create calls fail with a final `Internal`, except calls with
     /// a fault, until [`UserAction::Repair`].
     pub failing_tiers: &'static [&'static str],
+    /// Key that the secrets of create calls need: without it, they fail with a final `Unauthenticated`.
+    pub required_secret_key: Option<&'static str>,
+    /// Name of the driver; `None` for that of [`objects`](crate::objects).
+    pub driver_name: Option<&'static str>,
     /// Faults of delete calls: one for each call, in order. Later calls have no fault.
     pub delete_faults: Vec<DriverFault>,
     /// True if the driver does not have CREATE_DELETE_VOLUME.
     pub lacks_create_delete: bool,
-    /// Faults of the processes' API writes. Each applies to the next write that it matches.
+    /// Faults of the processes' API requests. Each applies to the next request that it matches.
     pub api_faults: Vec<ApiFault>,
     /// Publish behavior of the driver.
     pub publishing: PublishingBehavior,
@@ -76,6 +80,8 @@ impl Scenario {
         simulation
             .with_create_delete(!self.lacks_create_delete)
             .with_failing_tiers(self.failing_tiers)
+            .with_required_secret_key(self.required_secret_key)
+            .with_driver_name(self.driver_name.unwrap_or(DRIVER))
             .with_publishing(self.publishing.clone(), self.lists_published_nodes)
             .with_resizing(self.resizing.clone())
             .with_topology(self.topology)

@@ -5,12 +5,14 @@
 //! their reasons.
 
 mod attach_detach;
+mod changed_secrets;
 mod detach;
 mod in_tree;
 mod node_local;
 mod provisioning;
 mod resizing;
 mod secrets;
+mod stuck_intents;
 mod topology;
 mod volume_attachment;
 
@@ -21,8 +23,8 @@ use crate::{EnvironmentKind, Scenario};
 pub const fn skipped_count(environment: EnvironmentKind) -> usize {
     match environment {
         EnvironmentKind::InProcess => 0,
-        EnvironmentKind::Http => 47,
-        EnvironmentKind::Kubernetes => 45,
+        EnvironmentKind::Http => 51,
+        EnvironmentKind::Kubernetes => 49,
     }
 }
 
@@ -37,6 +39,8 @@ pub fn scenarios() -> Vec<Scenario> {
     all.extend(node_local::scenarios());
     all.extend(resizing::scenarios());
     all.extend(secrets::scenarios());
+    all.extend(changed_secrets::scenarios());
+    all.extend(stuck_intents::scenarios());
     all
 }
 

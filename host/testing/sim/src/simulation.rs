@@ -13,8 +13,8 @@ use std::{
 use cofferdam_backend::Backend;
 use cofferdam_cluster::{Intent, observer::StepObserver};
 use cofferdam_controllers::{
-    CallSettings, ControllerManager, ControllerManagerError, Dependencies, NodeDeployment,
-    ProvisionerSettings, Role, Settings, protection, provisioner, pv_controller,
+    AttacherSettings, CallSettings, ControllerManager, ControllerManagerError, Dependencies, NodeDeployment,
+    ProvisionerSettings, ResizerSettings, Role, Settings, protection, provisioner, pv_controller,
     rbac::{DriverPlacement, NodeTopologySource},
     resizer, table,
 };
@@ -39,9 +39,13 @@ use crate::{
     process_api::CrashingApi,
     rbac::Rbac,
     remaining_work::{RemainingWork, WorkLog},
+    secret_values::{self, has_secret_value},
     test_cluster::{InProcessCluster, TestCluster, TestUser},
 };
 
+/// Resync period of attacher and resizer. No run takes as long: a resync would make up for a change that a
+/// process has missed, before new processes are asked for remaining work.
+const RESYNC: Duration = Duration::from_secs(1_000 * 3600);
 /// Interval of orphan scans, if the simulation enables them.
 const ORPHAN_SCAN_INTERVAL: Duration = Duration::from_secs(3600);
 /// Real time: delay before a process that failed to start is started again.
@@ -103,6 +107,7 @@ pub struct FinalState {
 pub struct Simulation {
     fixture: Arc<SimulationFixture>,
     driver: ScriptedDriver,
+    driver_name: &'static str,
     clock: Clock,
     /// Metrics of the process that was started last.
     metrics: Mutex<Arc<Registry>>,
@@ -206,8 +211,10 @@ impl Simulation {
         let journal = journal_reader(Arc::clone(&fixture));
         let driver =
             ScriptedDriver::new(create_faults, delete_faults, on_user_action, journal, Arc::clone(&clock));
+        secret_values::check_log_lines();
         Self {
             driver,
+            driver_name: DRIVER,
             clock,
             metrics: Mutex::default(),
             fixture,
@@ -241,6 +248,19 @@ impl Simulation {
     pub fn with_failing_tiers(self, tiers: &'static [&'static str]) -> Self {
         self.driver.set_failing_tiers(tiers);
         self
+    }
+
+    /// Sets the key that the secrets of create calls need. By default, calls need no secrets.
+    #[must_use]
+    pub fn with_required_secret_key(self, key: Option<&'static str>) -> Self {
+        self.driver.set_required_secret_key(key);
+        self
+    }
+
+    /// Sets the name of the driver. By default it is that of [`objects`](crate::objects).
+    #[must_use]
+    pub fn with_driver_name(self, driver_name: &'static str) -> Self {
+        Self { driver_name, ..self }
     }
 
     /// Sets the publish behavior of the driver. `lists_published_nodes` enables ListVolumes with the
@@ -388,6 +408,7 @@ impl Simulation {
             effects.wait_for_crash().await;
             let mut running = running.lock().await;
             running.task.abort();
+            self.check_metrics(&running);
             let next = self.start(crashing, None);
             self.fixture.remove_process(&running.effects);
             *running = next;
@@ -423,9 +444,20 @@ impl Simulation {
             self.fixture.report_violation(format!("a process has not stopped within {STOP_TIMEOUT:?}"));
         }
         for running in all {
+            self.check_metrics(&running);
             running.effects.kill();
             running.task.abort();
             self.fixture.remove_process(&running.effects);
+        }
+        for line in secret_values::take_log_lines() {
+            self.fixture.report_violation(format!("a log line has the value of a Secret: {line}"));
+        }
+    }
+
+    /// Reports a violation if the metrics of a process have the value of a Secret.
+    fn check_metrics(&self, running: &RunningProcess) {
+        if has_secret_value(&encode_metrics(&running.metrics)) {
+            self.fixture.report_violation("the metrics have the value of a Secret".to_owned());
         }
     }
 
@@ -457,7 +489,7 @@ impl Simulation {
         let log = Arc::new(WorkLog::default());
         let api = CrashingApi { api, effects: Arc::clone(&effects), rbac, fixture, log: Arc::clone(&log) };
         let client = kube::Client::new(api, "default");
-        let backend = || self.driver.for_process(DRIVER, spec.node, Arc::clone(&effects));
+        let backend = || self.driver.for_process(self.driver_name, spec.node, Arc::clone(&effects));
         let backends: Vec<Arc<dyn Backend>> = spec.has_driver.then(backend).into_iter().collect();
         let start = self.start_count.fetch_add(1, Ordering::Relaxed);
         let defaults = Settings::default();
@@ -479,6 +511,8 @@ impl Simulation {
                 every_driver: spec.drivers == DriverPlacement::NodeLocal(NodeTopologySource::CsiNode),
                 ..self.fixture.with_short_delays(NodeDeployment::new(node.into()))
             }),
+            attacher: AttacherSettings { resync: RESYNC, ..defaults.attacher },
+            resizer: ResizerSettings { resync_period: RESYNC, ..defaults.resizer },
             ..defaults
         };
         let clock = Arc::clone(&self.clock);
@@ -530,6 +564,7 @@ impl Simulation {
             | UserAction::Delete(_)
             | UserAction::Patch(..)
             | UserAction::ConfirmNoVolume
+            | UserAction::ConfirmCreatedVolume
             | UserAction::Backup
             | UserAction::Restore
             | UserAction::Compact => self.fixture.perform(action).await,

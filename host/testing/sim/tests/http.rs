@@ -1,9 +1,10 @@
-//! The scenario table on the embedded API server over TLS and HTTP, in real time, and repeated runs of two
-//! rows whose result depends on timing. Rows run concurrently, each on a server of its own.
+//! The scenario table on the embedded API server over TLS and HTTP, in real time, some rows once more with a
+//! crash, and repeated runs of two rows whose result depends on timing. Rows run concurrently, each on a server
+//! of its own.
 
 #![expect(clippy::unwrap_used, reason = "a test's helper fails with its test")]
 
-use std::sync::Arc;
+use std::{collections::BTreeSet, sync::Arc};
 
 use cofferdam_controllers::Role;
 use cofferdam_sim::{
@@ -17,18 +18,48 @@ use tokio::task::JoinSet;
 /// of the table.
 const CONCURRENCY: usize = 24;
 
-async fn run_scenario(scenario: Scenario) -> Vec<String> {
-    let outcome = final_state(&scenario).await;
-    scenario.real_time_differences(outcome, false)
+/// Rows that run once more with a crash: so many that the test takes about 30 seconds longer.
+const CRASHED_ROWS: usize = 60;
+/// Environment variable with the seed of the rows and effects of the crashes.
+const SEED_VARIABLE: &str = "SIM_HTTP_SEED";
+
+/// Runs a scenario, and with `rng` once more with a crash of its first process after a random one of the
+/// process's effects. There is no second run if this process has no effect.
+async fn run_scenario((scenario, rng): (Scenario, Option<fastrand::Rng>)) -> Vec<String> {
+    let (outcome, effects) = run(&scenario, None).await;
+    let mut differences = scenario.real_time_differences(outcome, false);
+    if let Some(mut rng) = rng.filter(|_| effects > 0) {
+        let crash_after = rng.usize(1..=effects);
+        let (outcome, _) = run(&scenario, Some(crash_after)).await;
+        let crashed = scenario.real_time_differences(outcome, true).into_iter();
+        differences
+            .extend(crashed.map(|text| format!("crash after effect {crash_after} of {effects}: {text}")));
+    }
+    differences
 }
 
 async fn final_state(scenario: &Scenario) -> FinalState {
+    run(scenario, None).await.0
+}
+
+/// Runs a scenario with a crash of the first process after this effect, counted from 1. Returns the final
+/// state, and the number of effects of this process.
+async fn run(scenario: &Scenario, crash_after: Option<usize>) -> (FinalState, usize) {
     let cluster = Arc::new(HttpCluster::start().await.unwrap());
     assert_eq!(cluster.environment(), EnvironmentKind::Http);
     let faults = (scenario.create_faults.clone(), scenario.delete_faults.clone());
     let simulation = Simulation::on_cluster(cluster, &Role::ALL, faults.0, faults.1).unwrap();
     let simulation = scenario.configure(simulation);
-    simulation.run(&scenario.actions, None).await.0
+    let (outcome, effects) = simulation.run(&scenario.actions, crash_after).await;
+    (outcome, effects.len())
+}
+
+/// A generator with the seed of [`SEED_VARIABLE`], or with a random one. Prints the seed.
+fn seeded_rng() -> fastrand::Rng {
+    let seed = std::env::var(SEED_VARIABLE).ok().map(|seed| seed.parse().unwrap());
+    let seed = seed.unwrap_or_else(|| fastrand::u64(..));
+    println!("again with {SEED_VARIABLE}={seed}");
+    fastrand::Rng::with_seed(seed)
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -36,7 +67,13 @@ async fn every_scenario_converges_over_http() {
     let (selected, skipped): (Vec<_>, Vec<_>) =
         scenarios().into_iter().partition(|scenario| scenario.skip_reason(EnvironmentKind::Http).is_none());
     assert_eq!(skipped.len(), skipped_count(EnvironmentKind::Http), "unexpected number of skipped scenarios");
-    let results = stream::iter(selected)
+    let mut rng = seeded_rng();
+    let crashed: BTreeSet<usize> = rng.choose_multiple(0..selected.len(), CRASHED_ROWS).into_iter().collect();
+    let rows = selected
+        .into_iter()
+        .enumerate()
+        .map(|(row, scenario)| (scenario, Some(rng.fork()).filter(|_| crashed.contains(&row))));
+    let results = stream::iter(rows.collect::<Vec<_>>())
         .map(|scenario| tokio::spawn(run_scenario(scenario)))
         .buffer_unordered(CONCURRENCY);
     let found: Vec<Vec<String>> = results.map(Result::unwrap).collect().await;

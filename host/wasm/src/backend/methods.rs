@@ -24,6 +24,7 @@ use crate::{
 use cofferdam_backend::{
     Backend, BackendFuture, Call, CallSpec, ContractViolation, Redactor,
     checks::{self, ResponseLimits},
+    in_flight::OperationKey,
 };
 
 /// Limits of components' responses: those of the CSI specification.
@@ -198,7 +199,8 @@ impl Backend for WasmBackend {
 
     fn validate_volume(&self, call: Call, request: ValidateVolume) -> BackendFuture<'_, Validation> {
         let spec =
-            CallSpec::validate_volume(|validation, redactor| Ok(convert::validation(validation, redactor)));
+            CallSpec::validate_volume(|validation, redactor| Ok(convert::validation(validation, redactor)))
+                .reading(Some(OperationKey::Volume(request.handle.clone())));
         self.run_boxed(call, spec, exports::validate(convert::validate_request(request)))
     }
 
@@ -254,10 +256,12 @@ impl Backend for WasmBackend {
 
     fn get_snapshot(&self, call: Call, handle: SnapshotHandle) -> BackendFuture<'_, Snapshot> {
         let function = exports::get_snapshot(handle_text(&handle));
+        let key = Some(OperationKey::Snapshot(handle.clone()));
         let spec = CallSpec::get_snapshot(move |found, redactor| {
             let snapshot = checked_snapshot(found, redactor)?;
             checks::check_same_handle("snapshot", &handle, &snapshot.handle).map(|()| snapshot)
-        });
+        })
+        .reading(key);
         self.run_with_ability(Ability::Snapshots, call, spec, function)
     }
 
@@ -272,6 +276,7 @@ impl Backend for WasmBackend {
             page.starting_token.clone(),
             page.max_entries,
         );
+        let key = source.clone().map(OperationKey::Volume);
         let spec = CallSpec::list_snapshots(move |found, redactor| {
             let found = convert::snapshot_page(found);
             LIMITS.check_snapshot_page(&found, &page, source.as_ref())?;
@@ -280,7 +285,8 @@ impl Backend for WasmBackend {
                 .iter()
                 .try_for_each(|snapshot| check_no_secret_in_snapshot(snapshot, redactor))?;
             Ok(found)
-        });
+        })
+        .reading(key);
         self.run_with_ability(Ability::Snapshots, call, spec, function)
     }
 
@@ -316,10 +322,12 @@ impl Backend for WasmBackend {
         snapshots: BTreeSet<SnapshotHandle>,
     ) -> BackendFuture<'_, GroupSnapshot> {
         let function = exports::get_group(handle_text(&handle), handle_texts(&snapshots));
+        let key = Some(OperationKey::GroupSnapshot(handle.clone()));
         let spec = CallSpec::get_group_snapshot(move |found, redactor| {
             let group = checked_group_snapshot(found, redactor)?;
             checks::check_same_handle("group snapshot", &handle, &group.handle).map(|()| group)
-        });
+        })
+        .reading(key);
         self.run_with_ability(Ability::GroupSnapshots, call, spec, function)
     }
 
@@ -336,12 +344,14 @@ impl Backend for WasmBackend {
 
     fn get_volume(&self, call: Call, handle: VolumeHandle) -> BackendFuture<'_, VolumeStatus> {
         let function = exports::get_volume(handle_text(&handle));
+        let key = Some(OperationKey::Volume(handle.clone()));
         let spec = CallSpec::get_volume(move |found, redactor| {
             let status = convert::volume_status(found, redactor)?;
             LIMITS.check_volume_status(&status)?;
             check_no_secret_in_status(&status, redactor)?;
             checks::check_same_handle("volume", &handle, &status.volume.handle).map(|()| status)
-        });
+        })
+        .reading(key);
         self.run_with_ability(Ability::Inspection, call, spec, function)
     }
 

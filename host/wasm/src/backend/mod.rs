@@ -17,7 +17,7 @@ use tokio::time::Instant;
 use tracing::Instrument as _;
 
 use crate::{
-    breaker::{Breaker, BreakerPermit},
+    breaker::{Breaker, BreakerPermit, BreakerSubject},
     call::{self, SharedState},
     digest::Digest,
     engine::EngineInner,
@@ -143,9 +143,10 @@ impl WasmBackend {
         let method = spec.method();
         let backend = Arc::clone(&self.inner);
         let span = tracing::debug_span!("backend", driver = %self.driver(), method);
+        let subject = backend.breaker().subject(&spec.subject());
         let task = {
             let backend = Arc::clone(&backend);
-            let exchange = GuestExchange::new(&backend, method).checking_secrets(&call);
+            let exchange = GuestExchange::new(&backend, method, subject).checking_secrets(&call);
             async move {
                 let BackendInner { runner, concurrency, .. } = &*backend;
                 let result = runner.run(started, call, spec, concurrency, exchange, function).await;
@@ -158,7 +159,7 @@ impl WasmBackend {
                 let driver = &backend.description.name;
                 let error = task_failure(&error);
                 tracing::error!(%driver, method, error, "the host failed while it ran a backend");
-                let exchange = GuestExchange::<T>::new(&backend, method);
+                let exchange = GuestExchange::<T>::new(&backend, method, subject);
                 Err(backend.runner.record_lost_call(started, method, exchange, CallFailure::Panic))
             })
         }
@@ -175,6 +176,7 @@ impl BackendInner {
 struct GuestExchange<T> {
     backend: Arc<BackendInner>,
     method: &'static str,
+    subject: BreakerSubject,
     /// The circuit breaker's permit; `None` until admission, after a rejected readmission, and once the
     /// result is recorded.
     breaker_permit: Option<BreakerPermit>,
@@ -184,10 +186,11 @@ struct GuestExchange<T> {
 }
 
 impl<T> GuestExchange<T> {
-    fn new(backend: &Arc<BackendInner>, method: &'static str) -> Self {
+    fn new(backend: &Arc<BackendInner>, method: &'static str, subject: BreakerSubject) -> Self {
         Self {
             backend: Arc::clone(backend),
             method,
+            subject,
             breaker_permit: None,
             has_denied_secrets: false,
             response: PhantomData,
@@ -207,8 +210,8 @@ impl<T: Send + 'static> Exchange for GuestExchange<T> {
     type Failure = CallFailure;
 
     fn admit(&mut self, started: Instant, timeout: Duration) -> Result<(), CallFailure> {
-        let permit = self.backend.breaker().admit(started, timeout).map_err(CallFailure::CircuitOpen)?;
-        self.breaker_permit = Some(permit);
+        let admission = self.backend.breaker().admit(self.subject, started, timeout);
+        self.breaker_permit = Some(admission.map_err(CallFailure::CircuitOpen)?);
         Ok(())
     }
 

@@ -2,6 +2,7 @@
 
 use serde_json::{Value, json};
 
+use super::provisioning::REJECTED_CLAIM;
 use crate::{
     UserAction::{Create, Delete, Patch, Settle},
     objects::{CLAIM, DRIVER, claim, class, volume, with},
@@ -33,6 +34,19 @@ pub(super) fn scenarios() -> Vec<Scenario> {
             ],
             claims: &["a Pending"],
             events: &["a Normal ExternalProvisioning"],
+            ..Scenario::default()
+        },
+        Scenario {
+            name: "class of an in-tree plugin that the driver of this provisioner has replaced: \
+                   ProvisioningFailed, and the driver is not called",
+            actions: vec![
+                Create(with(class("gp2"), &json!({"provisioner": "kubernetes.io/aws-ebs"}))),
+                Create(claim("a", "gp2")),
+            ],
+            driver_name: Some("ebs.csi.aws.com"),
+            claims: &["a Pending"],
+            events: &["a Warning ProvisioningFailed"],
+            unsettled: REJECTED_CLAIM,
             ..Scenario::default()
         },
         Scenario {

@@ -14,6 +14,10 @@ use crate::{
 };
 
 const NODE_TOPOLOGY_KEY: &str = "topology.cofferdam.dev/node";
+/// A topology key whose value is a Node label.
+const HOST_KEY: &str = "disk.example/host";
+/// API path of the Node `n1`.
+const NODE: &str = "/api/v1/nodes/n1";
 const NODES: &[&str] = &["n1", "n2"];
 
 fn wait_for_first_consumer_class() -> Value {
@@ -29,7 +33,7 @@ fn with_allowed_topologies(class: Value, node: &str) -> Value {
 fn csi_node_with_key(name: &str) -> UserAction {
     let mut object = csi_node(name, name);
     if let Some(keys) = object.pointer_mut("/spec/drivers/0/topologyKeys") {
-        *keys = json!(["disk.example/host"]);
+        *keys = json!([HOST_KEY]);
     }
     Create(object)
 }
@@ -353,16 +357,12 @@ pub(super) fn scenarios() -> Vec<Scenario> {
         },
         Scenario {
             name: "node-local CSI driver: its topology key is taken from the CSINode",
-            actions: [csi_node_with_key("n1"), Create(node("n1", &json!({"disk.example/host": "n1"})))]
+            actions: [csi_node_with_key("n1"), Create(node("n1", &json!({HOST_KEY: "n1"})))]
                 .into_iter()
                 .chain(claim_on_node("n1", reselect_then_delete()))
                 .collect(),
             create_faults: vec![DriverFault::Refuse(ErrorKind::ResourceExhausted)],
-            topology: TopologyBehavior {
-                keys: &["disk.example/host"],
-                keys_only_in_csi_node: true,
-                ..topology
-            },
+            topology: TopologyBehavior { keys: &[HOST_KEY], keys_only_in_csi_node: true, ..topology },
             events: SUCCEEDED_AFTER_RESELECTION,
             calls: &[
                 "create gone disk.example/host=n1",
@@ -406,6 +406,68 @@ pub(super) fn scenarios() -> Vec<Scenario> {
             name: "Released volume, topology key with a value per node: the process of its node deletes it",
             actions: nodes_in_zones("a", "b").into_iter().chain(zoned_volume()).collect(),
             topology: TopologyBehavior { keys: &["zone"], ..topology },
+            calls: &["delete static-v on n1"],
+            ..unprovisioned()
+        },
+        Scenario {
+            name: "Released volume while the Node lacks the label of a topology key: \
+                   it is deleted after the label is set again",
+            actions: [
+                Create(node("n1", &json!({HOST_KEY: "n1"}))),
+                Settle,
+                Patch(NODE, json!({"metadata": {"labels": {HOST_KEY: null}}})),
+                Settle,
+            ]
+            .into_iter()
+            .chain(released_volume_of("v", HOST_KEY, &["n1"]))
+            .chain([Patch(NODE, json!({"metadata": {"labels": {HOST_KEY: "n1"}}}))])
+            .collect(),
+            topology: TopologyBehavior { keys: &[HOST_KEY], ..topology },
+            calls: &["delete static-v on n1"],
+            ..unprovisioned()
+        },
+        Scenario {
+            name: "node-local claim resized while the Node lacks the label of a topology key: \
+                   the volume is expanded after the label is set again",
+            actions: vec![
+                Create(node("n1", &json!({HOST_KEY: "n1"}))),
+                Create(with(wait_for_first_consumer_class(), &json!({"allowVolumeExpansion": true}))),
+                Create(claim("a", "gold")),
+                Settle,
+                select_node("n1"),
+                Settle,
+                Patch(NODE, json!({"metadata": {"labels": {HOST_KEY: null}}})),
+                Settle,
+                Patch(CLAIM, json!({"spec": {"resources": {"requests": {"storage": "2Gi"}}}})),
+                Settle,
+                Patch(NODE, json!({"metadata": {"labels": {HOST_KEY: "n1"}}})),
+            ],
+            topology: TopologyBehavior { keys: &[HOST_KEY], ..topology },
+            volumes: &["of-a Bound a disk.example/host=n1"],
+            resizes: &["a 2Gi/2Gi allocated=2Gi no-node"],
+            events: &[
+                "a Normal ProvisioningSucceeded",
+                "a Normal Resizing",
+                "a Normal VolumeResizeSuccessful",
+                "a Normal WaitForFirstConsumer",
+            ],
+            calls: &["create a disk.example/host=n1", "expand a 2Gi on n1"],
+            ..on_n1()
+        },
+        Scenario {
+            name: "Released volume while its node has no CSINode: it is deleted after the CSINode is created again",
+            actions: [
+                csi_node_with_key("n1"),
+                Create(node("n1", &json!({HOST_KEY: "n1"}))),
+                Settle,
+                Delete("/apis/storage.k8s.io/v1/csinodes/n1"),
+                Settle,
+            ]
+            .into_iter()
+            .chain(released_volume_of("v", HOST_KEY, &["n1"]))
+            .chain([csi_node_with_key("n1")])
+            .collect(),
+            topology: TopologyBehavior { keys: &[HOST_KEY], keys_only_in_csi_node: true, ..topology },
             calls: &["delete static-v on n1"],
             ..unprovisioned()
         },

@@ -43,8 +43,9 @@ const RESTORE_DETECTED_LATE: &[(EnvironmentKind, &str)] = &[(
 const VOLUME_RACE: &[(EnvironmentKind, &str)] =
     &in_real_time("in real time the second claim may be bound to the volume");
 
-const STUCK_EVENT: &str = "cofferdam-intents-sim.cofferdam.dev-0 Warning VolumeCreationStuck";
-const STUCK_LATE: &[(EnvironmentKind, &str)] = &in_real_time("an intent is stuck after 15 minutes");
+pub(super) const STUCK_EVENT: &str = "cofferdam-intents-sim.cofferdam.dev-0 Warning VolumeCreationStuck";
+pub(super) const STUCK_LATE: &[(EnvironmentKind, &str)] =
+    &in_real_time("an intent is stuck after 15 minutes");
 
 /// The class `gold` with another parameter.
 fn slow_class() -> Value {

@@ -512,12 +512,7 @@ fn changes_in_doubt() -> Vec<Scenario> {
                 "p Normal SuccessfulAttachVolume",
                 "p Warning FailedAttachVolume",
             ],
-            calls: &[
-                "expand static-v 2Gi",
-                "expand static-v 2Gi",
-                "publish static-v id-1",
-                "expand static-v 2Gi",
-            ],
+            calls: &["expand static-v 2Gi", "publish static-v id-1", "expand static-v 2Gi"],
             skipped_on: EXPAND_ATTACH_RACE,
             ..attach_detach::attached()
         },

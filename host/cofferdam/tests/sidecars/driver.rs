@@ -1,0 +1,254 @@
+//! A CSI driver that records its calls.
+
+use std::{
+    collections::BTreeMap,
+    path::Path,
+    sync::{Arc, Mutex},
+    time::Duration,
+};
+
+use cofferdam_csi::v1::{
+    self,
+    controller_server::{Controller, ControllerServer},
+    identity_server::{Identity, IdentityServer},
+    volume_capability::AccessType,
+};
+use tokio::{net::UnixListener, task::JoinHandle};
+use tokio_stream::wrappers::UnixListenerStream;
+use tonic::{Request, Response, Status, transport::Server};
+
+/// Name of the driver.
+pub(crate) const NAME: &str = "existing.example";
+
+type Answer<T> = Result<Response<T>, Status>;
+
+/// A call that the driver has received.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct RecordedCall {
+    /// Name of the method, such as `CreateVolume`.
+    pub(crate) method: &'static str,
+    /// Deadline of the caller.
+    pub(crate) timeout: Option<Duration>,
+    pub(crate) parameters: BTreeMap<String, String>,
+    pub(crate) mutable_parameters: BTreeMap<String, String>,
+    pub(crate) password: Option<String>,
+    pub(crate) fs_type: String,
+    pub(crate) has_topology: bool,
+    pub(crate) max_entries: i32,
+}
+
+/// Behavior of the driver.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Behavior {
+    /// CreateVolume fails with `Unavailable`.
+    pub(crate) fails_creates: bool,
+    /// ControllerExpandVolume fails with `FailedPrecondition`.
+    pub(crate) fails_expansions: bool,
+    /// Duration of Probe.
+    pub(crate) probe_duration: Duration,
+    /// Duration of CreateVolume.
+    pub(crate) create_duration: Duration,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    behavior: Behavior,
+    calls: Vec<RecordedCall>,
+    running_creates: usize,
+    max_running_creates: usize,
+}
+
+/// The driver. Clones have the same state.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct RecordingDriver(Arc<Mutex<State>>);
+
+impl RecordingDriver {
+    /// Serves the driver on a socket.
+    pub(crate) fn serve(socket: &Path, behavior: Behavior) -> (Self, JoinHandle<()>) {
+        let driver = Self(Arc::new(Mutex::new(State { behavior, ..State::default() })));
+        let listener = UnixListener::bind(socket).unwrap();
+        let services = Server::builder()
+            .add_service(IdentityServer::new(driver.clone()))
+            .add_service(ControllerServer::new(driver.clone()));
+        let server = tokio::spawn(async move {
+            services.serve_with_incoming(UnixListenerStream::new(listener)).await.unwrap();
+        });
+        (driver, server)
+    }
+
+    /// The calls of a method, in order.
+    pub(crate) fn calls(&self, method: &str) -> Vec<RecordedCall> {
+        let state = self.0.lock().unwrap();
+        state.calls.iter().filter(|call| call.method == method).cloned().collect()
+    }
+
+    /// Largest number of CreateVolume calls at the same time.
+    pub(crate) fn max_running_creates(&self) -> usize {
+        self.0.lock().unwrap().max_running_creates
+    }
+
+    fn record<T>(&self, request: &Request<T>, call: RecordedCall) -> Behavior {
+        let timeout =
+            request.metadata().get("grpc-timeout").map(|value| parse_timeout(value.to_str().unwrap()));
+        let mut state = self.0.lock().unwrap();
+        state.calls.push(RecordedCall { timeout, ..call });
+        state.behavior
+    }
+}
+
+/// Parses a `grpc-timeout`: a number and a unit.
+fn parse_timeout(text: &str) -> Duration {
+    let (number, unit) = text.split_at(text.len() - 1);
+    let number = number.parse().unwrap();
+    match unit {
+        "n" => Duration::from_nanos(number),
+        "u" => Duration::from_micros(number),
+        "m" => Duration::from_millis(number),
+        "S" => Duration::from_secs(number),
+        "M" => Duration::from_secs(number * 60),
+        "H" => Duration::from_secs(number * 3600),
+        _ => panic!("{text}"),
+    }
+}
+
+fn fs_type(capability: Option<&v1::VolumeCapability>) -> String {
+    match capability.and_then(|capability| capability.access_type.as_ref()) {
+        Some(AccessType::Mount(mount)) => mount.fs_type.clone(),
+        _ => String::new(),
+    }
+}
+
+#[tonic::async_trait]
+impl Identity for RecordingDriver {
+    async fn get_plugin_info(
+        &self,
+        _: Request<v1::GetPluginInfoRequest>,
+    ) -> Answer<v1::GetPluginInfoResponse> {
+        let (name, vendor_version) = (NAME.to_owned(), "1".to_owned());
+        Ok(Response::new(v1::GetPluginInfoResponse { name, vendor_version, manifest: BTreeMap::new() }))
+    }
+
+    async fn get_plugin_capabilities(
+        &self,
+        _: Request<v1::GetPluginCapabilitiesRequest>,
+    ) -> Answer<v1::GetPluginCapabilitiesResponse> {
+        use v1::plugin_capability::{Service, Type, VolumeExpansion, service, volume_expansion};
+        let service = |kind: service::Type| Type::Service(Service { r#type: kind.into() });
+        let expansion =
+            Type::VolumeExpansion(VolumeExpansion { r#type: volume_expansion::Type::Offline.into() });
+        let types = [
+            service(service::Type::ControllerService),
+            service(service::Type::VolumeAccessibilityConstraints),
+            expansion,
+        ];
+        let capabilities = types.map(|kind| v1::PluginCapability { r#type: Some(kind) }).to_vec();
+        Ok(Response::new(v1::GetPluginCapabilitiesResponse { capabilities }))
+    }
+
+    async fn probe(&self, request: Request<v1::ProbeRequest>) -> Answer<v1::ProbeResponse> {
+        let call = RecordedCall { method: "Probe", ..RecordedCall::default() };
+        tokio::time::sleep(self.record(&request, call).probe_duration).await;
+        Ok(Response::new(v1::ProbeResponse { ready: Some(true) }))
+    }
+}
+
+#[tonic::async_trait]
+impl Controller for RecordingDriver {
+    async fn controller_get_capabilities(
+        &self,
+        _: Request<v1::ControllerGetCapabilitiesRequest>,
+    ) -> Answer<v1::ControllerGetCapabilitiesResponse> {
+        use v1::controller_service_capability::{Rpc, Type, rpc};
+        let types = [
+            rpc::Type::CreateDeleteVolume,
+            rpc::Type::PublishUnpublishVolume,
+            rpc::Type::ListVolumes,
+            rpc::Type::ListVolumesPublishedNodes,
+            rpc::Type::ExpandVolume,
+            rpc::Type::ModifyVolume,
+        ];
+        let capability = |kind: rpc::Type| v1::ControllerServiceCapability {
+            r#type: Some(Type::Rpc(Rpc { r#type: kind.into() })),
+        };
+        let capabilities = types.map(capability).to_vec();
+        Ok(Response::new(v1::ControllerGetCapabilitiesResponse { capabilities }))
+    }
+
+    async fn create_volume(
+        &self,
+        request: Request<v1::CreateVolumeRequest>,
+    ) -> Answer<v1::CreateVolumeResponse> {
+        let message = request.get_ref();
+        let call = RecordedCall {
+            method: "CreateVolume",
+            parameters: message.parameters.clone(),
+            mutable_parameters: message.mutable_parameters.clone(),
+            password: message.secrets.get("password").cloned(),
+            fs_type: fs_type(message.volume_capabilities.first()),
+            has_topology: message.accessibility_requirements.is_some(),
+            ..RecordedCall::default()
+        };
+        let behavior = self.record(&request, call);
+        if behavior.fails_creates {
+            return Err(Status::unavailable("no"));
+        }
+        {
+            let mut state = self.0.lock().unwrap();
+            state.running_creates += 1;
+            state.max_running_creates = state.max_running_creates.max(state.running_creates);
+        }
+        tokio::time::sleep(behavior.create_duration).await;
+        self.0.lock().unwrap().running_creates -= 1;
+        let request = request.into_inner();
+        let volume = v1::Volume {
+            capacity_bytes: request.capacity_range.map(|range| range.required_bytes).unwrap_or_default(),
+            volume_id: request.name,
+            accessible_topology: request.accessibility_requirements.unwrap_or_default().requisite,
+            ..v1::Volume::default()
+        };
+        Ok(Response::new(v1::CreateVolumeResponse { volume: Some(volume) }))
+    }
+
+    async fn controller_publish_volume(
+        &self,
+        request: Request<v1::ControllerPublishVolumeRequest>,
+    ) -> Answer<v1::ControllerPublishVolumeResponse> {
+        let fs_type = fs_type(request.get_ref().volume_capability.as_ref());
+        let call = RecordedCall { method: "ControllerPublishVolume", fs_type, ..RecordedCall::default() };
+        self.record(&request, call);
+        Ok(Response::new(v1::ControllerPublishVolumeResponse { publish_context: BTreeMap::new() }))
+    }
+
+    async fn list_volumes(
+        &self,
+        request: Request<v1::ListVolumesRequest>,
+    ) -> Answer<v1::ListVolumesResponse> {
+        let max_entries = request.get_ref().max_entries;
+        self.record(&request, RecordedCall { method: "ListVolumes", max_entries, ..RecordedCall::default() });
+        Ok(Response::new(v1::ListVolumesResponse { entries: Vec::new(), next_token: String::new() }))
+    }
+
+    async fn controller_expand_volume(
+        &self,
+        request: Request<v1::ControllerExpandVolumeRequest>,
+    ) -> Answer<v1::ControllerExpandVolumeResponse> {
+        let call = RecordedCall { method: "ControllerExpandVolume", ..RecordedCall::default() };
+        if self.record(&request, call).fails_expansions {
+            return Err(Status::failed_precondition("the volume is in use"));
+        }
+        let capacity_bytes = request.get_ref().capacity_range.map(|range| range.required_bytes).unwrap();
+        let response = v1::ControllerExpandVolumeResponse { capacity_bytes, node_expansion_required: false };
+        Ok(Response::new(response))
+    }
+
+    async fn controller_modify_volume(
+        &self,
+        request: Request<v1::ControllerModifyVolumeRequest>,
+    ) -> Answer<v1::ControllerModifyVolumeResponse> {
+        let mutable_parameters = request.get_ref().mutable_parameters.clone();
+        let call =
+            RecordedCall { method: "ControllerModifyVolume", mutable_parameters, ..RecordedCall::default() };
+        self.record(&request, call);
+        Ok(Response::new(v1::ControllerModifyVolumeResponse {}))
+    }
+}

@@ -1,0 +1,230 @@
+//! The effect of the sidecars' flags, as the driver, the API server and HTTP clients see it.
+
+use std::{collections::BTreeSet, time::Duration};
+
+use serde_json::{Value, json};
+
+use crate::{
+    driver::{Behavior, NAME, RecordedCall},
+    fixture::{Fixture, free_port, page},
+};
+
+const MINUTE: Duration = Duration::from_secs(60);
+const LEASE: &str = "/apis/coordination.k8s.io/v1/namespaces/storage/leases/existing-example";
+
+/// The deadline is the flag's 50 minutes, less the time since the start of the call, and not the default of
+/// at most 15 s.
+fn is_of_fifty_minutes(call: &RecordedCall) -> bool {
+    call.timeout.is_some_and(|timeout| timeout > MINUTE && timeout < 51 * MINUTE)
+}
+
+#[tokio::test]
+async fn flags_of_the_provisioner_change_create_calls() {
+    type Effect = fn(&RecordedCall) -> bool;
+    // Flags, the effect, and if the process without the flag has it.
+    let table: [(&str, Effect); 5] = [
+        ("--timeout=50m", is_of_fifty_minutes),
+        ("--default-fstype=xfs", |call| call.fs_type == "xfs"),
+        ("--extra-create-metadata", |call| {
+            call.parameters.get("csi.storage.k8s.io/pvc/name").is_some_and(|name| name == "claim")
+        }),
+        ("--feature-gates=Topology=false", |call| !call.has_topology),
+        ("--feature-gates=VolumeAttributesClass=false", |call| call.mutable_parameters.is_empty()),
+    ];
+    let first_create = async |flags: &[&str]| {
+        let fixture = Fixture::start(Behavior::default()).await;
+        let _process = fixture.start_sidecar("csi-provisioner", flags);
+        fixture.create_claim("claim").await;
+        fixture.wait_for_calls("CreateVolume", 1).await
+    };
+    let default = first_create(&[]).await;
+    for (flag, effect) in table {
+        let call = first_create(&[flag]).await;
+        assert!(effect(&call), "{flag}: {call:?}");
+        assert!(!effect(&default), "without {flag}: {default:?}");
+    }
+}
+
+/// With the default intervals, this number of attempts takes longer than the test waits: 1 s, 2 s, 4 s and so
+/// on. So it does with a first interval of 100 ms and the default of the longest.
+#[tokio::test]
+async fn retry_intervals_are_those_of_the_flags() {
+    for (flags, attempts) in [
+        (&["--retry-interval-start=20ms"][..], 7),
+        (&["--retry-interval-start=100ms", "--retry-interval-max=200ms"], 14),
+    ] {
+        let behavior = Behavior { fails_creates: true, ..Behavior::default() };
+        let fixture = Fixture::start(behavior).await;
+        let _process = fixture.start_sidecar("csi-provisioner", flags);
+        fixture.create_claim("claim").await;
+        fixture.wait_for_calls("CreateVolume", attempts).await;
+    }
+}
+
+#[tokio::test]
+async fn worker_threads_limit_concurrent_calls() {
+    for (flags, is_expected) in
+        [(&["--worker-threads=1"][..], (|count| count == 1) as fn(usize) -> bool), (&[], |count| count > 1)]
+    {
+        let behavior = Behavior { create_duration: Duration::from_millis(300), ..Behavior::default() };
+        let fixture = Fixture::start(behavior).await;
+        for name in ["a", "b", "c", "d"] {
+            fixture.create_claim(name).await;
+        }
+        let _process = fixture.start_sidecar("csi-provisioner", flags);
+        fixture.wait_for_calls("CreateVolume", 4).await;
+        let count = fixture.driver.max_running_creates();
+        assert!(is_expected(count), "{flags:?}: {count}");
+    }
+}
+
+#[tokio::test]
+async fn flags_of_leader_election_are_those_of_the_lease() {
+    let mut fixture = Fixture::start(Behavior::default()).await;
+    let flags = [
+        "--leader-election",
+        "--leader-election-namespace=storage",
+        "--leader-election-lease-duration=21s",
+        "--leader-election-renew-deadline=3s",
+        "--leader-election-retry-period=100ms",
+        "--leader-election-labels=team:a,tier:b",
+    ];
+    let mut process = fixture.start_sidecar("csi-provisioner", &flags);
+    let is_held =
+        |lease: &Value| lease["spec"]["holderIdentity"].as_str().is_some_and(|holder| !holder.is_empty());
+    let lease = fixture.wait_for(LEASE, is_held).await;
+    assert_eq!(lease["spec"]["leaseDurationSeconds"], 21);
+    assert_eq!(lease["metadata"]["labels"], json!({"team": "a", "tier": "b"}));
+    // With the default period of 5 s, this number of renewals takes longer than the test waits.
+    let renewals = std::sync::Mutex::new(BTreeSet::new());
+    let count = |lease: &Value| {
+        let mut renewals = renewals.lock().unwrap();
+        renewals.insert(lease["spec"]["renewTime"].to_string());
+        renewals.len() > 20
+    };
+    fixture.wait_for(LEASE, count).await;
+    fixture.stop_api();
+    assert_eq!(process.wait().await.code(), Some(1));
+    let log = process.log();
+    assert!(log.contains("not renewed within the renew deadline, 3s"), "{log}");
+}
+
+/// A page, and the status code that is expected.
+async fn assert_pages(port: u16, pages: &[(&str, u16)], flags: &[&str]) {
+    for (path, expected) in pages {
+        let (code, body) = page(port, path).await;
+        assert_eq!(code, *expected, "{flags:?} {path}: {body}");
+        let has_metrics = body.contains("\n# TYPE ");
+        let is_metrics = *expected == 200 && path.contains('m');
+        assert_eq!(has_metrics, is_metrics, "{flags:?} {path}: {body}");
+    }
+}
+
+#[tokio::test]
+async fn pages_are_on_the_ports_of_the_flags() {
+    let (port, other) = (free_port(), free_port());
+    let endpoint = format!("--http-endpoint=127.0.0.1:{port}");
+    let metrics = format!("--metrics-address=127.0.0.1:{port}");
+    let health = format!("--health-port={other}");
+    let all: &[_] = &[("/healthz", 200), ("/metrics", 200)];
+    let other_path: &[_] = &[("/healthz", 200), ("/metrics", 404), ("/m", 200)];
+    let metrics_only: &[_] = &[("/healthz", 404), ("/metrics", 200)];
+    let health_only: &[_] = &[("/healthz", 200), ("/metrics", 404)];
+    let registration = "--kubelet-registration-path=/p/csi.sock";
+    type Row<'a> = (&'a str, &'a [&'a str], &'a [(u16, &'a [(&'a str, u16)])]);
+    let table: [Row<'_>; 9] = [
+        ("csi-provisioner", &[&endpoint], &[(port, all)]),
+        ("csi-attacher", &[&endpoint, "--metrics-path=/m"], &[(port, other_path)]),
+        ("csi-resizer", &[&metrics], &[(port, metrics_only)]),
+        ("csi-resizer", &[&metrics, "--metrics-path=/m"], &[(port, &[("/metrics", 404), ("/m", 200)])]),
+        ("csi-node-driver-registrar", &[registration, &health], &[(other, all)]),
+        ("csi-node-driver-registrar", &[registration, &endpoint], &[(port, all)]),
+        ("livenessprobe", &[&health], &[(other, all)]),
+        ("livenessprobe", &[&health, &metrics], &[(other, health_only), (port, metrics_only)]),
+        ("livenessprobe", &[&endpoint], &[(port, all)]),
+    ];
+    for (program, flags, ports) in table {
+        let fixture = Fixture::start(Behavior::default()).await;
+        let plugins = format!("--plugin-registration-path={}", fixture.path().display());
+        let _process = match program {
+            "livenessprobe" => fixture.start_node_sidecar(program, flags),
+            "csi-node-driver-registrar" => {
+                fixture.start_node_sidecar(program, &[flags, &[&plugins]].concat())
+            }
+            _ => fixture.start_sidecar(program, flags),
+        };
+        for (port, pages) in ports {
+            assert_pages(*port, pages, flags).await;
+        }
+    }
+}
+
+/// The driver's Probe takes longer than the default of 3 s.
+#[tokio::test]
+async fn probe_calls_have_the_timeout_of_the_flag() {
+    for (flags, expected) in [(&["--probe-timeout=50m"][..], 200), (&[], 500)] {
+        let behavior = Behavior { probe_duration: Duration::from_secs(4), ..Behavior::default() };
+        let fixture = Fixture::start(behavior).await;
+        let port = free_port();
+        let health = format!("--health-port={port}");
+        let _process = fixture.start_node_sidecar("livenessprobe", &[flags, &[&health]].concat());
+        assert_eq!(page(port, "/healthz").await.0, expected, "{flags:?}");
+    }
+}
+
+#[tokio::test]
+async fn flags_of_the_attacher_change_its_calls() {
+    let fixture = Fixture::start(Behavior::default()).await;
+    let flags = ["--timeout=50m", "--default-fstype=xfs", "--reconcile-sync=1s", "--max-entries=3"];
+    fixture.create_volume(Value::Null).await;
+    let attachment = json!({"apiVersion": "storage.k8s.io/v1", "kind": "VolumeAttachment",
+        "metadata": {"name": "attachment"}, "spec": {"attacher": NAME, "nodeName": "node-1",
+            "source": {"persistentVolumeName": "volume"}}});
+    fixture.create("/apis/storage.k8s.io/v1/volumeattachments", attachment).await;
+    let _process = fixture.start_sidecar("csi-attacher", &flags);
+    let call = fixture.wait_for_calls("ControllerPublishVolume", 1).await;
+    assert!(is_of_fifty_minutes(&call) && call.fs_type == "xfs", "{call:?}");
+    // With the default of 1 minute, the second call is later than the test waits.
+    assert_eq!(fixture.wait_for_calls("ListVolumes", 3).await.max_entries, 3);
+}
+
+/// A driver that expands volumes offline only is not called again while a pod uses the claim, unless the flag
+/// says so.
+#[tokio::test]
+async fn flags_of_the_resizer_change_its_calls() {
+    let behavior = Behavior { fails_expansions: true, ..Behavior::default() };
+    let retries = ["--retry-interval-start=20ms", "--retry-interval-max=40ms"];
+    let name = "csi.storage.k8s.io/pvc/name";
+
+    let fixture = Fixture::start(behavior).await;
+    fixture.create_claim_to_resize().await;
+    let flags = ["--csiTimeout=50m", "--handle-volume-inuse-error=false", "--extra-modify-metadata"];
+    let process = fixture.start_sidecar("csi-resizer", &[&flags[..], &retries].concat());
+    let call = fixture.wait_for_calls("ControllerExpandVolume", 3).await;
+    assert!(is_of_fifty_minutes(&call), "{call:?}");
+    let call = fixture.wait_for_calls("ControllerModifyVolume", 1).await;
+    assert_eq!(
+        (call.mutable_parameters["iops"].as_str(), call.mutable_parameters[name].as_str()),
+        ("9", "claim")
+    );
+    drop(process);
+
+    let fixture = Fixture::start(behavior).await;
+    fixture.create_claim_to_resize().await;
+    let process = fixture.start_sidecar("csi-resizer", &retries);
+    let call = fixture.wait_for_calls("ControllerExpandVolume", 1).await;
+    assert!(!is_of_fifty_minutes(&call), "{call:?}");
+    let call = fixture.wait_for_calls("ControllerModifyVolume", 1).await;
+    assert!(!call.mutable_parameters.contains_key(name), "{call:?}");
+    let in_use = |events: &Value| events.to_string().contains("does not expand a volume in use");
+    fixture.wait_for("/api/v1/namespaces/default/events", in_use).await;
+    assert_eq!(fixture.driver.calls("ControllerExpandVolume").len(), 1);
+    drop(process);
+
+    let fixture = Fixture::start(behavior).await;
+    fixture.create_claim_to_resize().await;
+    let flags = ["--feature-gates=VolumeAttributesClass=false", "--handle-volume-inuse-error=false"];
+    let _process = fixture.start_sidecar("csi-resizer", &[&flags[..], &retries].concat());
+    fixture.wait_for_calls("ControllerExpandVolume", 3).await;
+    assert!(fixture.driver.calls("ControllerModifyVolume").is_empty());
+}

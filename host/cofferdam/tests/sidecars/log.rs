@@ -1,0 +1,59 @@
+//! The log of a process under the name of a sidecar.
+
+use crate::{
+    driver::Behavior,
+    fixture::{Fixture, PASSWORD, Process, TIER, until},
+};
+
+/// Provisions a volume with the class's Secret; returns the log.
+async fn log_of_provisioner(flags: &[&str]) -> String {
+    let fixture = Fixture::start(Behavior::default()).await;
+    let mut process = fixture.start_sidecar("csi-provisioner", flags);
+    fixture.create_claim("claim").await;
+    let call = fixture.wait_for_calls("CreateVolume", 1).await;
+    assert_eq!(call.password.as_deref(), Some(PASSWORD));
+    assert_eq!(call.parameters["tier"], TIER);
+    let has_volume =
+        |list: &serde_json::Value| list["items"].as_array().is_some_and(|items| !items.is_empty());
+    fixture.wait_for("/api/v1/persistentvolumes", has_volume).await;
+    let status = process.end_with("TERM").await;
+    let log = process.log();
+    assert_eq!(status.code(), Some(0), "{log}");
+    log
+}
+
+#[tokio::test]
+async fn the_highest_verbosity_logs_neither_secrets_nor_requests() {
+    let log = log_of_provisioner(&["-v=9"]).await;
+    assert!(log.contains("DEBUG"), "the verbosity has an effect: {log}");
+    for text in [PASSWORD, TIER, "\"apiVersion\"", "provisioner-secret-name"] {
+        assert!(!log.contains(text), "{text}: {log}");
+    }
+}
+
+#[tokio::test]
+async fn verbosity_zero_logs_no_debug_messages() {
+    let log = log_of_provisioner(&["--v=0"]).await;
+    assert!(log.contains("INFO") && !log.contains("DEBUG"), "{log}");
+}
+
+#[tokio::test]
+async fn flags_without_effect_are_logged_once() {
+    let log = log_of_provisioner(&["--kube-api-qps=100", "--kube-api-burst=200", "--v=5"]).await;
+    let warnings: Vec<_> = log.lines().filter(|line| line.contains("without effect")).collect();
+    let [warning] = warnings.as_slice() else { panic!("{log}") };
+    assert!(warning.contains("--kube-api-burst=200 --kube-api-qps=100: requests to the API"), "{warning}");
+}
+
+#[tokio::test]
+async fn an_invalid_value_ends_the_program_with_one_line() {
+    let fixture = Fixture::start(Behavior::default()).await;
+    let mut process: Process = fixture.start_sidecar("csi-attacher", &["--vmodule=attacher"]);
+    assert_eq!(process.wait().await.code(), Some(2));
+    let log = until("line of the log", || Some(process.log()).filter(|log| log.ends_with('\n'))).await;
+    assert_eq!(
+        log,
+        "csi-attacher: invalid value \"attacher\" for flag --vmodule: expected PATTERN=NUMBER, with commas \
+         between several\n"
+    );
+}

@@ -1,0 +1,14 @@
+//! Tests of the built binary under the names of the sidecars: the effect of each flag, core dumps, and the
+//! log.
+#![expect(
+    clippy::unwrap_used,
+    clippy::indexing_slicing,
+    clippy::panic,
+    reason = "a test fails by panicking, also in what its functions share"
+)]
+
+mod core_dumps;
+mod driver;
+mod fixture;
+mod flags;
+mod log;
