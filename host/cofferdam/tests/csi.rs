@@ -7,6 +7,7 @@
 
 use std::{
     collections::BTreeMap,
+    io::{BufRead as _, BufReader},
     net::{Ipv4Addr, SocketAddr},
     path::{Path, PathBuf},
     process::{Child, Command, Stdio},
@@ -453,8 +454,14 @@ async fn take_lease(api: &ApiServer) {
     client.request::<serde_json::Value>(request).await.unwrap();
 }
 
+async fn delete_lease(api: &ApiServer) {
+    let client = kube::Client::new(api.service(), "default");
+    let request = http::Request::delete(LEASE).body(Vec::new()).unwrap();
+    client.request::<serde_json::Value>(request).await.unwrap();
+}
+
 #[tokio::test]
-async fn a_provisioner_whose_lease_a_stranger_takes_ends_and_calls_no_driver() {
+async fn a_provisioner_whose_lease_a_stranger_takes_stops_work_until_it_leads_again() {
     let running = RunningCsiDriver::start();
     let directory = running.directory.path();
     let (api, _serving) = serve_api(directory).await;
@@ -471,6 +478,7 @@ async fn a_provisioner_whose_lease_a_stranger_takes_ends_and_calls_no_driver() {
     ];
     let mut command = sidecar(directory, "csi-provisioner", &arguments);
     let mut leader = SidecarProcess(command.stderr(Stdio::piped()).spawn().unwrap());
+    let log = BufReader::new(leader.0.stderr.take().unwrap());
     wait_for(&api, LEASE, |lease| !holder(lease).is_empty()).await;
     create_claim(&api, "first").await;
     wait_for_volume(&api, "first").await;
@@ -484,27 +492,30 @@ async fn a_provisioner_whose_lease_a_stranger_takes_ends_and_calls_no_driver() {
     let take = async {
         tokio::time::sleep(Duration::from_millis(200)).await;
         take_lease(&api).await;
-        while leader.0.try_wait().unwrap().is_none() {
-            tokio::time::sleep(Duration::from_millis(20)).await;
-        }
+        let lines = tokio::task::spawn_blocking(move || {
+            let mut lines = log.lines().map_while(Result::ok);
+            (lines.find(|line| line.contains("stranger")), lines)
+        });
+        lines.await.unwrap()
     };
-    tokio::select! {
-        () = arrivals => {}
+    let (lost, log) = tokio::select! {
+        () = arrivals => unreachable!("claims arrive without an end"),
         taken = tokio::time::timeout(Duration::from_secs(60), take) => taken.unwrap(),
-    }
+    };
+    // Later lines go nowhere, and must not block the process.
+    let _log = std::thread::spawn(move || log.count());
+    let lost = lost.unwrap();
+    let expected = "lease storage/existing-example: \"stranger\" holds it now; this process stops work, and \
+                    competes for the lease again";
+    assert!(lost.contains(expected), "{lost}");
     let calls = || running.driver.0.lock().unwrap().created.len();
-    let calls_at_exit = calls();
-    assert_eq!(leader.0.wait().unwrap().code(), Some(1));
-    let mut text = String::new();
-    std::io::Read::read_to_string(&mut leader.0.stderr.take().unwrap(), &mut text).unwrap();
-    let lines: Vec<_> = text.lines().filter(|line| line.contains("stranger")).collect();
-    assert_eq!(
-        lines,
-        ["csi-provisioner: lease storage/existing-example: \"stranger\" holds it now"],
-        "{text}"
-    );
+    let calls_at_loss = calls();
     create_claim(&api, "last").await;
     tokio::time::sleep(Duration::from_millis(500)).await;
-    assert_eq!(calls(), calls_at_exit);
+    assert_eq!(calls(), calls_at_loss);
     assert_eq!(holder(&wait_for(&api, LEASE, |_| true).await), "stranger", "it is not released");
+    // The same process works again.
+    delete_lease(&api).await;
+    wait_for_volume(&api, "last").await;
+    assert_eq!(leader.0.try_wait().unwrap(), None, "losing a Lease ends no process");
 }

@@ -430,7 +430,7 @@ mod tests {
             "/persistentvolumes create,delete,get,list,patch,watch",
             "storage.k8s.io/storageclasses list,watch",
             "storage.k8s.io/volumeattributesclasses list,watch", "/configmaps create,get,list,patch,watch",
-            "coordination.k8s.io/leases create,get,update",
+            "coordination.k8s.io/leases create,get,update,watch",
         ];
         assert_eq!(rights(DriverPlacementArg::Node), name);
         let has = |drivers, right: &str| rights(drivers).contains(&right.to_owned());
