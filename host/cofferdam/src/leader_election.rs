@@ -99,7 +99,8 @@ impl LeaderElection {
         while !work_ended.is_cancelled() {
             let held = acquire_all(&mut electors, work_ended).await;
             if held == electors.len() {
-                terms.begin(Term::first_to_end(&electors.iter().map(LeaderElector::term).collect::<Vec<_>>()));
+                terms
+                    .begin(Term::first_to_end(&electors.iter().map(LeaderElector::term).collect::<Vec<_>>()));
                 let renewals = electors.iter_mut().map(|elector| Box::pin(elector.renew()));
                 tokio::select! {
                     biased;
@@ -113,7 +114,9 @@ impl LeaderElection {
             // A part of the Leases is of no use, and another process may need it.
             let release = join_all(electors.iter_mut().map(LeaderElector::release));
             if timeout(RELEASE_TIMEOUT, release).await.is_err() {
-                tracing::warn!("cannot release the leases in {RELEASE_TIMEOUT:?}: they end after their duration");
+                tracing::warn!(
+                    "cannot release the leases in {RELEASE_TIMEOUT:?}: they end after their duration"
+                );
             }
         }
     }

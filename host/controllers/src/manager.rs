@@ -288,13 +288,8 @@ impl ControllerManager {
 
         // 2. Describe the parts of the lifetime. These futures do nothing before step 3.
         let (stop_work, stop_events) = (stop.child_token(), CancellationToken::new());
-        let lifetime = CacheLifetime {
-            cluster,
-            cache: &cache,
-            writer: &writer,
-            events: &events,
-            stop_work: &stop_work,
-        };
+        let lifetime =
+            CacheLifetime { cluster, cache: &cache, writer: &writer, events: &events, stop_work: &stop_work };
         let watches = self.watches();
         let run_watches = async {
             watches.run(&writer, &events, &self.metrics, &stop_work).await;

@@ -1,13 +1,15 @@
 //! The scenario table on the embedded API server in this process, on paused time.
 //!
-//! Each scenario runs in three ways:
+//! Each scenario runs in four ways:
 //! - without a crash, with all roles in one process; for a node-local driver, with a provisioner and resizer
 //!   process per node, and one process with pv-controller and protection: objects, events and driver calls
 //!   must be as expected;
 //! - with one process per role, each with the RBAC rules of its role only: objects must be as expected, and
 //!   the scenarios together must use every rule, except those for `get`, for Events and for Leases;
 //! - once per effect, with a process that crashes after this effect and loses its response: the next process
-//!   must reach the same objects, without leaked, lost or differently requested volumes.
+//!   must reach the same objects, without leaked, lost or differently requested volumes;
+//! - for every fourth effect, with a process that loses its Lease after it, and continues in the next term
+//!   with the same cache.
 //!
 //! An effect is a write to the API server or a driver call.
 //!
@@ -108,6 +110,30 @@ fn every_scenario_converges_after_a_crash_at_any_step() {
         workers.into_iter().map(|worker| worker.join().unwrap()).sum()
     });
     assert!(crashes > 200, "only {crashes} crashes");
+}
+
+/// Distance between the effects of a row after which a process loses its Lease. Rows begin with different
+/// effects.
+const TERM_LOSS_DISTANCE: usize = 4;
+
+#[tokio::test(start_paused = true)]
+async fn every_scenario_converges_after_the_loss_of_the_lease() {
+    let mut losses = 0;
+    for (row, scenario) in scenarios().iter().enumerate() {
+        let run = async |lost_after| {
+            let faults = (scenario.create_faults.clone(), scenario.delete_faults.clone());
+            let simulation = scenario.configure(Simulation::new(&Role::ALL, faults.0, faults.1));
+            simulation.with_term_loss().run(&scenario.actions, lost_after).await
+        };
+        let (_, effects) = run(None).await;
+        for lost_after in (1 + row % TERM_LOSS_DISTANCE..=effects.len()).step_by(TERM_LOSS_DISTANCE) {
+            let (outcome, _) = run(Some(lost_after)).await;
+            let differences = scenario.differences(&outcome, true);
+            assert_eq!(differences, [""; 0], "lost after effect {lost_after}: {:?}", outcome.calls);
+            losses += 1;
+        }
+    }
+    assert!(losses > 200, "only {losses} losses");
 }
 
 /// Crashes a scenario after each effect and checks its final state. Returns the number of crashes.

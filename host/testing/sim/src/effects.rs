@@ -62,6 +62,10 @@ pub struct Effects {
     count: AtomicUsize,
     crash_after: Option<usize>,
     crashed: AtomicBool,
+    /// What happens instead of a crash.
+    interruption: Interruption,
+    /// True between the interruption and the begin of the next term.
+    term_lost: AtomicBool,
     pub(crate) watches_blocked: AtomicBool,
     crash_notify: Notify,
     log: Mutex<Vec<Effect>>,
@@ -71,6 +75,16 @@ pub struct Effects {
     pub(crate) pending_requests: AtomicUsize,
     /// Driver calls in progress.
     pending_calls: AtomicUsize,
+}
+
+/// How a process is interrupted after one of its effects, whose response it does not receive.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Interruption {
+    /// The process dies, and another one starts.
+    #[default]
+    Crash,
+    /// The process loses its Lease, and holds it again a moment later.
+    TermLoss,
 }
 
 /// An API request or a driver call, in progress until the guard is dropped.
@@ -93,16 +107,21 @@ impl Effects {
         Arc::new(Self { crash_after, ..Self::default() })
     }
 
+    /// As [`Effects::new`], with another interruption.
+    pub(crate) fn with_interruption(crash_after: Option<usize>, interruption: Interruption) -> Arc<Self> {
+        Arc::new(Self { crash_after, interruption, ..Self::default() })
+    }
+
     /// The effects so far.
     pub fn log(&self) -> Vec<Effect> {
         self.log.lock().clone()
     }
 
-    /// Waits until the process has crashed.
+    /// Waits until the process is interrupted.
     pub async fn wait_for_crash(&self) {
         loop {
             let crashed = self.crash_notify.notified();
-            if self.crashed.load(Ordering::SeqCst) {
+            if self.crashed.load(Ordering::SeqCst) || self.term_lost.load(Ordering::SeqCst) {
                 return;
             }
             crashed.await;
@@ -115,7 +134,8 @@ impl Effects {
     pub(crate) fn activity(&self, in_call: bool) -> Option<usize> {
         let is_pending = self.pending_requests.load(Ordering::SeqCst) > 0
             || (!in_call && self.pending_calls.load(Ordering::SeqCst) > 0)
-            || self.crashed.load(Ordering::SeqCst);
+            || self.crashed.load(Ordering::SeqCst)
+            || self.term_lost.load(Ordering::SeqCst);
         (!is_pending).then(|| self.activity.load(Ordering::SeqCst))
     }
 
@@ -130,14 +150,29 @@ impl Effects {
         ActivityGuard { effects: Arc::clone(self), counter }
     }
 
-    /// Records an effect. Never returns if the process crashes after it.
+    /// Records an effect. Never returns if the process is interrupted after it.
     pub(crate) async fn record(&self, effect: Effect) {
         self.log.lock().push(effect);
         let count = self.count.fetch_add(1, Ordering::SeqCst) + 1;
         if self.crash_after == Some(count) {
-            self.kill();
+            match self.interruption {
+                Interruption::Crash => self.kill(),
+                Interruption::TermLoss => {
+                    self.term_lost.store(true, Ordering::SeqCst);
+                    self.crash_notify.notify_waiters();
+                }
+            }
+        }
+        // What began in the lost term is dropped with it.
+        if self.term_lost.load(Ordering::SeqCst) {
+            std::future::pending::<()>().await;
         }
         self.wait_if_crashed().await;
+    }
+
+    /// The process holds its Lease again.
+    pub(crate) fn begin_term(&self) {
+        self.term_lost.store(false, Ordering::SeqCst);
     }
 
     /// Never returns if the process has crashed.

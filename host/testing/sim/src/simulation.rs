@@ -11,13 +11,18 @@ use std::{
 };
 
 use cofferdam_backend::Backend;
-use cofferdam_cluster::{Intent, observer::StepObserver};
+use cofferdam_cluster::{
+    Intent,
+    leadership::{Leadership, TermSender},
+    observer::StepObserver,
+};
 use cofferdam_controllers::{
     AttacherSettings, CallSettings, ControllerManager, ControllerManagerError, Dependencies, NodeDeployment,
     ProvisionerSettings, ResizerSettings, Role, Settings, protection, provisioner, pv_controller,
     rbac::{DriverPlacement, NodeTopologySource},
     resizer, table,
 };
+use cofferdam_domain::term::Term;
 use parking_lot::Mutex;
 use prometheus_client::registry::Registry;
 use serde_json::Value;
@@ -32,7 +37,7 @@ use crate::{
         Clock, DriverFault, JournalReader, ListingBehavior, PublishingBehavior, ResizingBehavior,
         ScriptedDriver, TopologyBehavior, UserActionHandler,
     },
-    effects::{ApiFault, Effect, Effects},
+    effects::{ApiFault, Effect, Effects, Interruption},
     fixture::SimulationFixture,
     invariants,
     objects::DRIVER,
@@ -48,6 +53,8 @@ use crate::{
 const RESYNC: Duration = Duration::from_secs(1_000 * 3600);
 /// Interval of orphan scans, if the simulation enables them.
 const ORPHAN_SCAN_INTERVAL: Duration = Duration::from_secs(3600);
+/// Time between the loss of a Lease and the next term.
+const TERM_GAP: Duration = Duration::from_millis(1);
 /// Real time: delay before a process that failed to start is started again.
 const RESTART_DELAY: Duration = Duration::from_millis(200);
 /// Maximum restarts of a process that failed to start; after them the error is reported as a violation.
@@ -114,6 +121,7 @@ pub struct Simulation {
     process_specs: Vec<ProcessSpec>,
     scans_for_orphans: bool,
     checks_rest: bool,
+    interruption: Interruption,
     start_count: AtomicU64,
 }
 
@@ -168,6 +176,8 @@ struct RunningProcess {
     metrics: Arc<Registry>,
     stop: CancellationToken,
     task: JoinHandle<()>,
+    /// The terms of a process that can lose its Lease.
+    terms: Option<TermSender>,
 }
 
 impl Simulation {
@@ -224,6 +234,7 @@ impl Simulation {
             )],
             scans_for_orphans: false,
             checks_rest: false,
+            interruption: Interruption::Crash,
             start_count: AtomicU64::new(0),
         }
     }
@@ -361,6 +372,12 @@ impl Simulation {
         self
     }
 
+    /// Lets the process that would crash lose its Lease instead, and hold it again a moment later.
+    #[must_use]
+    pub fn with_term_loss(self) -> Self {
+        Self { interruption: Interruption::TermLoss, ..self }
+    }
+
     /// The scripted driver of the simulation.
     pub fn driver(&self) -> &ScriptedDriver {
         &self.driver
@@ -392,7 +409,7 @@ impl Simulation {
     }
 
     /// Runs a scenario. With `crash_after`, the first process is killed after its effect of this number,
-    /// counted from 1, and replaced. Returns the final state, and the effects of the first process without
+    /// counted from 1, and replaced, or loses its Lease ([`with_term_loss`](Self::with_term_loss)). Returns the final state, and the effects of the first process without
     /// those of its replacement.
     pub async fn run(&self, actions: &[UserAction], crash_after: Option<usize>) -> (FinalState, Vec<Effect>) {
         let (Some(crashing), others) =
@@ -407,6 +424,14 @@ impl Simulation {
         let restart_after_crash = async {
             effects.wait_for_crash().await;
             let mut running = running.lock().await;
+            if let Some(terms) = &running.terms {
+                terms.end();
+                // In paused time this ends when every task has seen the end.
+                tokio::time::sleep(TERM_GAP).await;
+                effects.begin_term();
+                terms.begin(Term::permanent());
+                std::future::pending::<()>().await;
+            }
             running.task.abort();
             self.check_metrics(&running);
             let next = self.start(crashing, None);
@@ -480,7 +505,15 @@ impl Simulation {
     }
 
     fn start(&self, spec: &ProcessSpec, crash_after: Option<usize>) -> RunningProcess {
-        let effects = Effects::new(crash_after);
+        let effects = Effects::with_interruption(crash_after, self.interruption);
+        let (terms, leadership) = match crash_after.map(|_| self.interruption) {
+            Some(Interruption::TermLoss) => {
+                let (terms, leadership) = Leadership::elected();
+                terms.begin(Term::permanent());
+                (Some(terms), leadership)
+            }
+            Some(Interruption::Crash) | None => (None, Leadership::permanent()),
+        };
         let api = self.fixture.cluster.connect(TestUser::Process).unwrap_or_else(|error| {
             self.fixture.report_violation(format!("a process has no client: {error}"));
             self.fixture.user_api.clone()
@@ -530,7 +563,7 @@ impl Simulation {
             let run = async |process: Arc<ControllerManager>| {
                 let mut left = MAX_STARTS;
                 loop {
-                    match process.run(token.clone()).await {
+                    match process.run_while_leading(token.clone(), leadership.clone()).await {
                         // The API server is unavailable, as when Kubernetes compacts the versions of a watch:
                         // kubelet restarts the process.
                         Err(ControllerManagerError::Start(_))
@@ -551,7 +584,7 @@ impl Simulation {
                 fixture.report_violation(format!("a process ended: {error}"));
             }
         });
-        RunningProcess { effects, log, metrics, stop, task }
+        RunningProcess { effects, log, metrics, stop, task, terms }
     }
 
     async fn perform(&self, action: &UserAction) {
