@@ -148,7 +148,7 @@ async fn create_namespace(plane: &ControlPlane, name: &str) -> Result<()> {
     let object: Namespace = serde_json::from_value(json!({ "metadata": { "name": name } }))?;
     match Api::all(plane.client().clone()).create(&PostParams::default(), &object).await {
         Err(kube::Error::Api(status)) if status.is_already_exists() => Ok(()),
-        created => Ok(drop(created?)),
+        created => Ok(created.map(drop)?),
     }
 }
 

@@ -144,7 +144,7 @@ impl LocalNode {
     /// driver's volume with a wider node affinity or none is managed by no process:
     /// on a node that does not have the volume, the driver would report it as deleted.
     ///
-    /// Only this node is considered. [`check_only_node`](Self::check_only_node) also considers the other nodes,
+    /// Only this node is considered. `check_only_node` also considers the other nodes,
     /// before a call to the driver.
     pub fn has_volume(&self, volume: &Volume, cache: &Cache) -> bool {
         let Some(csi) = &volume.csi else { return false };

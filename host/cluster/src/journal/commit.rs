@@ -27,7 +27,7 @@ pub(super) enum PendingKind {
     /// No change is pending.
     None,
     /// Only removals, of intents or annotations, are pending: they wait for a put to share its commit, at
-    /// most for [`FLUSH_DELAY`], or for [`RETRY_DELAY`] after a failure.
+    /// most for `FLUSH_DELAY`, or for `RETRY_DELAY` after a failure.
     RemovalsOnly,
     /// A put is pending: it is committed immediately.
     Puts,

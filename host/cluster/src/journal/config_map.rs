@@ -20,7 +20,7 @@ pub(super) const NODE_ANNOTATION: &str = "cofferdam.dev/node";
 /// Kind of a shard.
 pub(super) const CONFIG_MAP: ApiResource =
     ApiResource { group: "", version: "v1", kind: "ConfigMap", plural: "configmaps", namespaced: true };
-/// ConfigMaps per journal. With [`MAX_SHARD_INTENTS`] it limits the number of a journal's volumes whose state
+/// ConfigMaps per journal. With `MAX_SHARD_INTENTS` it limits the number of a journal's volumes whose state
 /// is unknown.
 pub(super) const SHARD_COUNT: usize = 8;
 

@@ -84,7 +84,7 @@ pub(super) struct Shard {
     /// Bytes of the keys and the JSON of these intents.
     pub(super) bytes: usize,
     pub(super) pending_changes: BTreeMap<Uid, ShardChange>,
-    /// Claim uids whose annotation [`names::confirm_no_volume`] the next commit removes.
+    /// Claim uids whose annotation [`confirm_no_volume`](cofferdam_domain::names::confirm_no_volume) the next commit removes.
     pub(super) used_confirmations: BTreeSet<Uid>,
 }
 

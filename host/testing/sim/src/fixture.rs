@@ -176,10 +176,11 @@ impl SimulationFixture {
                 && text.contains(fault.body_contains)
         };
         let index = faults.iter().position(is_matching)?;
-        match faults.get(index)?.kind {
-            lasting @ FaultKind::ForbiddenAlways => Some(lasting),
-            _ => Some(faults.remove(index).kind),
+        let kind = faults.get(index)?.kind;
+        if kind != FaultKind::ForbiddenAlways {
+            faults.remove(index);
         }
+        Some(kind)
     }
 
     /// The faults that have not been applied yet, without lasting ones.

@@ -58,7 +58,10 @@ async fn run(scenario: &Scenario, crash_after: Option<usize>) -> (FinalState, us
 fn seeded_rng() -> fastrand::Rng {
     let seed = std::env::var(SEED_VARIABLE).ok().map(|seed| seed.parse().unwrap());
     let seed = seed.unwrap_or_else(|| fastrand::u64(..));
-    println!("again with {SEED_VARIABLE}={seed}");
+    #[expect(clippy::print_stdout, reason = "the seed belongs to the output of a failed test")]
+    {
+        println!("again with {SEED_VARIABLE}={seed}");
+    }
     fastrand::Rng::with_seed(seed)
 }
 

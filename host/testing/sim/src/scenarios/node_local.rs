@@ -94,6 +94,12 @@ fn zoned_volume() -> [UserAction; 2] {
     released_volume_of("v", "zone", &["a"])
 }
 
+/// Reason to skip rows whose retries read Nodes again and again.
+const NEVER_IDLE: &[(EnvironmentKind, &str)] = &[
+    (EnvironmentKind::Http, "each retry reads the Nodes, so that the processes are never idle"),
+    (EnvironmentKind::Kubernetes, "each retry reads the Nodes, so that the processes are never idle"),
+];
+
 /// Reason to skip rows in which nodes compete for a claim: the process of each node delays its
 /// attempts by a digest of the claim's UID, the node and the attempt, and the UID is random in real time.
 const CLAIM_RACE: &[(EnvironmentKind, &str)] = &in_real_time("in real time either node may win the claim");
@@ -378,6 +384,7 @@ pub(super) fn scenarios() -> Vec<Scenario> {
             volumes: &["v Released was zone=a"],
             events: &["v Warning VolumeFailedDelete"],
             unsettled: &[(WorkKind::Retry, "the deletion is retried, without a call")],
+            skipped_on: NEVER_IDLE,
             ..unprovisioned()
         },
         Scenario {
@@ -400,6 +407,7 @@ pub(super) fn scenarios() -> Vec<Scenario> {
             resizes: &["a 1Gi/1Gi allocated=2Gi ControllerResizeInProgress Resizing"],
             events: &["a Warning VolumeResizeFailed"],
             unsettled: &[(WorkKind::Retry, "the expansion is retried, without a call")],
+            skipped_on: NEVER_IDLE,
             ..unprovisioned()
         },
         Scenario {
