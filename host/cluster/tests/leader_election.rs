@@ -405,7 +405,7 @@ fn durations_that_do_not_fit_are_rejected() {
 
 #[tokio::test(start_paused = true)]
 async fn a_released_lease_is_taken_at_once() {
-    let api = api();
+    let api = api_with_namespace().await;
     let mut holder = elector(&FaultyApi::new(&api), "holder");
     holder.acquire().await;
     let mut standby = elector(&FaultyApi::new(&api), "standby");
@@ -420,7 +420,7 @@ async fn a_released_lease_is_taken_at_once() {
 
 #[tokio::test(start_paused = true)]
 async fn a_term_ends_while_the_machine_is_suspended() {
-    let api = api();
+    let api = api_with_namespace().await;
     let seconds = Arc::new(AtomicU64::new(0));
     let boot_clock: BootClock = Arc::new({
         let seconds = Arc::clone(&seconds);
