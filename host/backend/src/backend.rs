@@ -10,6 +10,7 @@ use cofferdam_domain::{
         Parameters, PublishVolume, Readiness, Secrets, Snapshot, SnapshotPage, StorageError, ValidateVolume,
         Validation, VolumePage, VolumeStatus,
     },
+    term::Term,
 };
 use futures::future::BoxFuture;
 
@@ -18,16 +19,18 @@ use futures::future::BoxFuture;
 pub struct Call {
     /// Maximum duration of the call. The backend's own limit applies too; the smaller one wins.
     pub deadline: Duration,
+    /// The call begins only in this term: it fails if the term has ended before the driver sees the request.
+    pub term: Term,
     /// Secrets for this call. They are added to those that the operator configured for the driver, and
     /// replace configured secrets of the same name.
     pub secrets: Secrets,
 }
 
 impl Call {
-    /// Options without secrets of the call itself. The secrets that the operator configured for the driver
-    /// are sent all the same.
+    /// Options of a process without leader election, without secrets of the call itself. The secrets that
+    /// the operator configured for the driver are sent all the same.
     pub fn with_deadline(deadline: Duration) -> Self {
-        Self { deadline, secrets: Secrets::default() }
+        Self { deadline, term: Term::permanent(), secrets: Secrets::default() }
     }
 }
 

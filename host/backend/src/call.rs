@@ -12,6 +12,7 @@ use cofferdam_domain::{
         ContentSource, CreateGroupSnapshot, CreateSnapshot, CreateVolume, CreatedVolume, ExpandVolume,
         GroupSnapshot, Parameters, PublishVolume, Secrets, Snapshot, StorageError,
     },
+    term::{Permit, PermitSource as _, Term, TermEnded},
 };
 use tokio::{
     sync::{Semaphore, SemaphorePermit},
@@ -29,6 +30,8 @@ pub struct CallContext {
     /// Time at which the call fails if it has not ended: with `DeadlineExceeded` if it has reached the
     /// driver, otherwise with `Unavailable`.
     pub deadline: Instant,
+    /// The term in which the request, and HTTP exchanges of the driver, may begin.
+    pub term: Term,
     /// Secrets of the call, with those configured for the driver.
     pub secrets: Secrets,
     /// Redactor of these secrets, and of texts derived from them during the call.
@@ -39,18 +42,24 @@ pub struct CallContext {
 }
 
 impl CallContext {
-    /// The context of a call without an operation permit.
+    /// The context of a call without an operation permit, in a process without leader election.
     pub fn new(deadline: Instant, secrets: Secrets) -> Self {
-        Self { deadline, redactor: Redactor::new(secrets.clone()), secrets, operation_permit: None }
+        let redactor = Redactor::new(secrets.clone());
+        Self { deadline, term: Term::permanent(), redactor, secrets, operation_permit: None }
     }
 
-    /// Records that the driver may have seen the request: from now on, a call that ends without a result
-    /// leaves its operation in doubt. An exchange calls this function immediately before it sends the
-    /// request.
-    pub fn reached(&self) {
-        if let Some(permit) = &self.operation_permit {
-            permit.reached();
+    /// Returns the permit to send the request, and records that the driver may have seen it: from now on, a
+    /// call that ends without a result leaves its operation in doubt. An exchange calls this function
+    /// immediately before it sends the request.
+    ///
+    /// # Errors
+    /// [`TermEnded`]: the request must not be sent.
+    pub fn begin(&self) -> Result<Permit, TermEnded> {
+        let permit = self.term.permit()?;
+        if let Some(operation) = &self.operation_permit {
+            operation.reached();
         }
+        Ok(permit)
     }
 }
 
@@ -65,7 +74,11 @@ pub trait Exchange: Send {
     /// The response before conversion and checks.
     type Response: Send;
     /// Reasons for a call without a usable response.
-    type Failure: From<OperationConflict> + From<Overloaded> + From<ContractViolation> + Send;
+    type Failure: From<OperationConflict>
+        + From<Overloaded>
+        + From<TermEnded>
+        + From<ContractViolation>
+        + Send;
 
     /// Admits a call before its operation is registered. By default, every call is admitted.
     ///
@@ -76,7 +89,7 @@ pub trait Exchange: Send {
     }
 
     /// Sends the request and waits for the response, until the context's deadline. Must call
-    /// [`CallContext::reached`] immediately before the driver can see the request.
+    /// [`CallContext::begin`] immediately before the driver can see the request.
     fn perform(
         &mut self,
         context: CallContext,
@@ -451,6 +464,7 @@ impl CallRunner {
         };
         let context = CallContext {
             deadline: started + timeout,
+            term: call.term,
             secrets,
             redactor: redactor.clone(),
             operation_permit: permit.clone(),

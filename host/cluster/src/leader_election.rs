@@ -14,7 +14,7 @@ use std::{
     time::Duration,
 };
 
-use cofferdam_domain::term::{BootClock, Term};
+use cofferdam_domain::term::{BootClock, PermitSource as _, Term};
 use fnv::FnvHasher;
 use http::Method;
 use parking_lot::Mutex;

@@ -1,6 +1,6 @@
 //! Leadership of a process, as its controllers see it: a sequence of terms, in which they may work.
 
-use cofferdam_domain::term::Term;
+use cofferdam_domain::term::{Permit, PermitSource, Term, TermEnded};
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
@@ -83,13 +83,20 @@ impl Leadership {
         self.terms.borrow().clone()
     }
 
-    /// Waits for a term that has not ended, and returns it.
+    /// Waits for a term, and returns it.
     pub async fn wait_term(&mut self) -> LeaderTerm {
         match self.terms.wait_for(Option::is_some).await.map(|term| term.clone()) {
             Ok(Some(term)) => term,
             // No further term begins.
             Ok(None) | Err(_) => std::future::pending().await,
         }
+    }
+}
+
+impl PermitSource for Leadership {
+    /// A permit of the current term.
+    fn permit(&self) -> Result<Permit, TermEnded> {
+        self.terms.borrow().as_ref().ok_or(TermEnded)?.term.permit()
     }
 }
 

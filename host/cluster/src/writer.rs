@@ -7,7 +7,7 @@
 
 use std::{collections::BTreeMap, sync::Arc};
 
-use cofferdam_domain::{Uid, ids::ResourceVersion};
+use cofferdam_domain::{Uid, ids::ResourceVersion, term::PermitSource};
 use http::Method;
 use kube::core::params::{DeleteParams, Preconditions};
 use serde::Deserialize;
@@ -50,6 +50,12 @@ impl Writer {
     /// A writer that updates `cache`. `client` must not retry.
     pub fn new(client: kube::Client, cache: Arc<Cache>, metrics: Metrics) -> Self {
         Self { api: ApiClient::new(client, metrics), cache }
+    }
+
+    /// The same writer, whose writes begin only with a permit of `permits`.
+    #[must_use]
+    pub fn with_permits(self, permits: impl PermitSource + 'static) -> Self {
+        Self { api: self.api.with_permits(permits), ..self }
     }
 
     /// The same writer with another maximum size of a list page in bytes, also for reflectors that use it. A

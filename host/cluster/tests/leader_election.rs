@@ -19,7 +19,7 @@ use cofferdam_cluster::{
     leader_election::{InvalidLeaseDurations, LeaderElector, LeaseCandidate, LeaseDurations, LeaseLost},
     metrics::Metrics,
 };
-use cofferdam_domain::term::BootClock;
+use cofferdam_domain::term::{BootClock, PermitSource as _};
 use common::{FaultyApi, WriteFault, api, call, get};
 use http::{Method, StatusCode};
 use serde_json::{Value, json};

@@ -7,7 +7,7 @@ use std::{
 };
 
 use cofferdam_cluster::{Cache, Clock, SecretReader, Writer, metrics::Metrics, observer::StepObserver};
-use cofferdam_domain::{ClusterId, DriverName};
+use cofferdam_domain::{ClusterId, DriverName, term::Term};
 
 use crate::{
     channels::Channels,
@@ -21,10 +21,12 @@ use crate::{
     step_recorder::StepRecorders,
 };
 
-/// Dependencies, settings and drivers of a process. The manager creates a new context for each new cache:
-/// when the process starts, and after each detected restore of the cluster from a backup.
+/// Dependencies, settings and drivers of a process. The manager creates a new context for each term of
+/// leadership, and after each detected restore of the cluster from a backup.
 pub(crate) struct ProcessContext {
     pub(crate) cache: Arc<Cache>,
+    /// The term of the controllers. After its end no driver call and no write begins.
+    pub(crate) term: Term,
     pub(crate) writer: Writer,
     /// Reads the Secrets of driver calls.
     pub(crate) secrets: SecretReader,

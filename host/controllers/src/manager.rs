@@ -18,7 +18,7 @@ use cofferdam_cluster::{
     observer::StepObserver,
     queue::ExponentialBackoff,
 };
-use cofferdam_domain::{ClusterId, DriverName};
+use cofferdam_domain::{ClusterId, DriverName, term::Term};
 use parking_lot::Mutex;
 use prometheus_client::registry::Registry;
 use tokio::{sync::watch, time::Instant};
@@ -273,7 +273,8 @@ impl ControllerManager {
         // 1. Create the cache, and the writer and the event sink that use it.
         let cache = Arc::new(Cache::default());
         *self.cache.lock() = Arc::clone(&cache);
-        let writer = Writer::new(self.dependencies.client.clone(), Arc::clone(&cache), self.metrics.clone());
+        let writer = Writer::new(self.dependencies.client.clone(), Arc::clone(&cache), self.metrics.clone())
+            .with_permits(leadership.clone());
         let (events, event_loop) =
             EventSink::new(&writer, Arc::clone(&self.dependencies.clock), self.metrics.clone());
         let cluster = cluster_id(&writer).await.map_err(ControllerManagerError::Start)?;
@@ -371,7 +372,7 @@ impl ControllerManager {
         term: &LeaderTerm,
     ) -> Result<(), ControllerManagerError> {
         let stop = lifetime.stop_work.child_token();
-        let controllers = self.term_controllers(lifetime, &stop);
+        let controllers = self.term_controllers(lifetime, term.term(), &stop);
         tokio::select! {
             biased;
             () = term.wait_end() => {
@@ -389,13 +390,20 @@ impl ControllerManager {
         WatchSet::union(watches::common().into_iter().chain(declared))
     }
 
-    fn context(&self, lifetime: &CacheLifetime<'_>, role_stops: &Arc<RoleStops>) -> ProcessContext {
+    fn context(
+        &self,
+        lifetime: &CacheLifetime<'_>,
+        term: &Term,
+        role_stops: &Arc<RoleStops>,
+    ) -> ProcessContext {
         let CacheLifetime { cluster, cache, writer, events, .. } = lifetime;
+        let writer = &(*writer).clone().with_permits(term.clone());
         let (settings, backends) = (&self.settings, &self.dependencies.backends);
         let names = settings.cluster_wide(backends).map(|backend| backend.description().name.clone());
         ProcessContext {
             cache: Arc::clone(cache),
-            writer: (*writer).clone(),
+            term: term.clone(),
+            writer: writer.clone(),
             secrets: SecretReader::new(writer, settings.secret_namespaces.clone()),
             events: EventRecorder::new((*events).clone()),
             observer: Arc::clone(&self.dependencies.observer),
@@ -406,7 +414,7 @@ impl ControllerManager {
             local_node: settings.local_node(backends),
             provisioned_drivers: Arc::new(names.filter(|_| self.provisions()).collect()),
             channels: Arc::default(),
-            restore_check: RestoreCheck::new((*writer).clone()),
+            restore_check: RestoreCheck::new(writer.clone()),
             role_stops: Arc::clone(role_stops),
             queue_metrics: self.metrics.clone(),
         }
@@ -453,14 +461,19 @@ impl ControllerManager {
 
     /// Creates the controllers of a term, in the order of the table, and subscribes them: every cached object
     /// is enqueued. `stop` stops all of them.
-    fn term_controllers(&self, lifetime: &CacheLifetime<'_>, stop: &CancellationToken) -> TermControllers {
+    fn term_controllers(
+        &self,
+        lifetime: &CacheLifetime<'_>,
+        term: &Term,
+        stop: &CancellationToken,
+    ) -> TermControllers {
         let role_stops = Arc::new(RoleStops::new(
             self.controllers.iter().map(|(controller, _)| controller.role),
             self.stopped_roles.clone(),
             stop,
             self.metrics.clone(),
         ));
-        let context = self.context(lifetime, &role_stops);
+        let context = self.context(lifetime, term, &role_stops);
         TermControllers {
             controllers: self
                 .controllers

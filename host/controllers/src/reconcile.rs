@@ -59,7 +59,10 @@ pub(crate) async fn action_for_write_error<K: CachedKind>(
                 }
             }
         }
-        ApiError::Refused { .. } | ApiError::Unavailable { .. } | ApiError::InvalidResponse { .. } => {
+        ApiError::TermEnded(_)
+        | ApiError::Refused { .. }
+        | ApiError::Unavailable { .. }
+        | ApiError::InvalidResponse { .. } => {
             tracing::warn!(%error, "a write failed; retrying");
             Action::Backoff
         }

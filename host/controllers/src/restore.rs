@@ -4,7 +4,7 @@
 use std::{sync::Arc, time::Duration};
 
 use cofferdam_cluster::{
-    Cache, Writer,
+    ApiError, Cache, Writer,
     deletion_freeze::{self, RESTORE_MARKER_NAME, RestoreDetected},
     metrics::Metrics,
 };
@@ -62,11 +62,20 @@ impl RestoreHandler<'_> {
     }
 
     /// Creates the restore marker. Repeats a failed request until the API server accepts it; after `stop`, at
-    /// most [`MARKER_ATTEMPTS_AFTER_STOP`] times.
+    /// most [`MARKER_ATTEMPTS_AFTER_STOP`] times. A process that does not lead waits until it does, or until
+    /// the leader has created the marker.
     pub(crate) async fn write_marker(&self, restored: &RestoreDetected) {
         tracing::error!("{restored}; deletions are frozen until ConfigMap {RESTORE_MARKER_NAME} is deleted");
         let mut attempts_left = MARKER_ATTEMPTS_AFTER_STOP;
         while let Err(error) = deletion_freeze::create_marker(self.writer, self.namespace, restored).await {
+            if matches!(error, ApiError::TermEnded(_)) {
+                let exists = deletion_freeze::is_frozen_live(self.writer, self.namespace).await;
+                if self.stop.is_cancelled() || exists.is_ok_and(|exists| exists) {
+                    return;
+                }
+                tokio::time::sleep(MARKER_RETRY_DELAY).await;
+                continue;
+            }
             tracing::error!(
                 %error,
                 "cannot create ConfigMap {RESTORE_MARKER_NAME}; no controller runs before it exists"

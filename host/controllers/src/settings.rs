@@ -2,11 +2,12 @@
 
 use std::{collections::BTreeSet, sync::Arc, time::Duration};
 
-use cofferdam_backend::Backend;
+use cofferdam_backend::{Backend, Call};
 use cofferdam_cluster::{
     SecretNamespaces,
     queue::{Action, ExponentialBackoff},
 };
+use cofferdam_domain::{storage::Secrets, term::Term};
 
 use crate::{
     attach_detach::settings::AttachDetachSettings,
@@ -107,6 +108,11 @@ impl Settings {
 }
 
 impl CallSettings {
+    /// A driver call, which begins only in `term`.
+    pub(crate) fn call(&self, term: &Term, secrets: Secrets) -> Call {
+        Call { deadline: self.timeout, term: term.clone(), secrets }
+    }
+
     /// The back-off after a failure in a controller that calls drivers.
     pub(crate) const fn backoff(&self) -> ExponentialBackoff {
         ExponentialBackoff { initial: self.retry_interval_start, max: self.retry_interval_max }

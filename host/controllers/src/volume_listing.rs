@@ -29,7 +29,7 @@ pub(crate) enum ListingError {
 /// A sequence of `ListVolumes` calls.
 pub(crate) struct VolumePages<'a> {
     backend: &'a dyn Backend,
-    timeout: Duration,
+    call: Call,
     deadline: Instant,
     next_token: Option<String>,
     limit: Option<u32>,
@@ -38,11 +38,11 @@ pub(crate) struct VolumePages<'a> {
 }
 
 impl<'a> VolumePages<'a> {
-    /// Starts at the first page. Each call has the deadline `timeout`.
-    pub(crate) fn new(backend: &'a dyn Backend, timeout: Duration) -> Self {
+    /// Starts at the first page. Each call has the options of `call`.
+    pub(crate) fn new(backend: &'a dyn Backend, call: Call) -> Self {
         Self {
             backend,
-            timeout,
+            call,
             deadline: Instant::now() + MAX_LISTING_TIME,
             next_token: None,
             limit: Some(PAGE),
@@ -69,7 +69,7 @@ impl<'a> VolumePages<'a> {
         }
         self.pages += 1;
         let request = PageRequest { starting_token: self.next_token.take(), max_entries: self.limit };
-        let call = self.backend.list_volumes(Call::with_deadline(self.timeout), request);
+        let call = self.backend.list_volumes(self.call.clone(), request);
         let page =
             tokio::time::timeout_at(self.deadline, call).await.map_err(|_| ListingError::Timeout)??;
         self.ended = page.next_token.is_none();

@@ -118,7 +118,7 @@ const TERM_LOSS_DISTANCE: usize = 4;
 
 #[tokio::test(start_paused = true)]
 async fn every_scenario_converges_after_the_loss_of_the_lease() {
-    let mut losses = 0;
+    let (mut losses, mut differences) = (0, Vec::new());
     for (row, scenario) in scenarios().iter().enumerate() {
         let run = async |lost_after| {
             let faults = (scenario.create_faults.clone(), scenario.delete_faults.clone());
@@ -128,11 +128,13 @@ async fn every_scenario_converges_after_the_loss_of_the_lease() {
         let (_, effects) = run(None).await;
         for lost_after in (1 + row % TERM_LOSS_DISTANCE..=effects.len()).step_by(TERM_LOSS_DISTANCE) {
             let (outcome, _) = run(Some(lost_after)).await;
-            let differences = scenario.differences(&outcome, true);
-            assert_eq!(differences, [""; 0], "lost after effect {lost_after}: {:?}", outcome.calls);
+            let found = scenario.differences(&outcome, true);
+            differences
+                .extend(found.into_iter().map(|text| format!("lost after effect {lost_after}: {text}")));
             losses += 1;
         }
     }
+    assert!(differences.is_empty(), "{}", differences.join("\n"));
     assert!(losses > 200, "only {losses} losses");
 }
 

@@ -5,7 +5,10 @@ use std::time::Duration;
 use cofferdam_backend::{
     ContractViolation, Overloaded, Redactor, checks::printable, in_flight::OperationConflict,
 };
-use cofferdam_domain::storage::{ErrorKind, Finality, StorageError};
+use cofferdam_domain::{
+    storage::{ErrorKind, Finality, StorageError},
+    term::TermEnded,
+};
 use tonic::Code;
 
 /// Reason a gRPC exchange has no usable response.
@@ -33,6 +36,8 @@ pub(crate) enum CsiCallFailure {
     NotConnected(String),
     /// The deadline passed before the driver was reached.
     Overloaded,
+    /// This process does not lead: the request was not sent.
+    TermEnded,
     /// Another operation on the same object is in progress or in doubt.
     Conflict(OperationConflict),
 }
@@ -100,6 +105,12 @@ impl From<OperationConflict> for CsiCallFailure {
     }
 }
 
+impl From<TermEnded> for CsiCallFailure {
+    fn from(_: TermEnded) -> Self {
+        Self::TermEnded
+    }
+}
+
 impl From<Overloaded> for CsiCallFailure {
     fn from(_: Overloaded) -> Self {
         Self::Overloaded
@@ -154,6 +165,7 @@ impl CsiCallFailure {
                 ErrorKind::Unavailable,
                 format!("the driver cannot be reached: {}", redacted(&reason)),
             ),
+            Self::TermEnded => unknown(ErrorKind::Unavailable, TermEnded.to_string()),
             Self::Overloaded => unknown(
                 ErrorKind::Unavailable,
                 "too many calls of the driver are waiting: the deadline passed before this one started"
@@ -171,6 +183,7 @@ impl CsiCallFailure {
             Self::Rpc(RpcError::MalformedResponse(_)) | Self::ContractViolation(_) => "contract-violation",
             Self::Rpc(RpcError::DeadlineExceeded(_)) => "deadline",
             Self::NotConnected(_) => "not-connected",
+            Self::TermEnded => "term-ended",
             Self::Overloaded => "overloaded",
             Self::Conflict(conflict) => conflict.label(),
         }

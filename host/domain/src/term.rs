@@ -31,13 +31,23 @@ struct Limit {
     end: AtomicU64,
 }
 
-/// The permission to begin one effect. It is not kept: the term may end meanwhile.
+/// The permission to begin one effect. It is not kept: the term may end meanwhile. Functions that begin an
+/// effect take it by value.
 #[derive(Debug)]
 pub struct Permit(());
 
+/// A source of permits: a [`Term`], or the leadership of a process, whose terms follow each other.
+pub trait PermitSource: Send + Sync {
+    /// The permission to begin one effect now.
+    ///
+    /// # Errors
+    /// [`TermEnded`]
+    fn permit(&self) -> Result<Permit, TermEnded>;
+}
+
 /// The term has ended: another process may lead.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("this process does not lead any more: its term has ended")]
+#[error("this process does not lead: its term has ended")]
 pub struct TermEnded;
 
 impl Term {
@@ -71,12 +81,10 @@ impl Term {
             limit.end.store(ENDED, Ordering::SeqCst);
         }
     }
+}
 
-    /// The permission to begin one effect now.
-    ///
-    /// # Errors
-    /// [`TermEnded`]
-    pub fn permit(&self) -> Result<Permit, TermEnded> {
+impl PermitSource for Term {
+    fn permit(&self) -> Result<Permit, TermEnded> {
         match self.0.iter().all(|limit| limit.now() < limit.end.load(Ordering::SeqCst)) {
             true => Ok(Permit(())),
             false => Err(TermEnded),

@@ -150,7 +150,7 @@ impl SuiteContext {
 
     /// Options of a call: the run's deadline and secrets.
     pub(crate) fn call(&self) -> Call {
-        Call { deadline: self.options.deadline, secrets: self.options.secrets.clone() }
+        Call { secrets: self.options.secrets.clone(), ..Call::with_deadline(self.options.deadline) }
     }
 
     /// A name that is unique in the run: the run's prefix, the label and a number. The label shows the

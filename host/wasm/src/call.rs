@@ -2,7 +2,7 @@
 
 use std::{sync::Arc, time::Duration};
 
-use cofferdam_domain::storage::Secrets;
+use cofferdam_domain::{storage::Secrets, term::Permit};
 use tokio::{
     runtime::Handle,
     time::{Instant, sleep_until, timeout_at},
@@ -71,13 +71,14 @@ impl SharedState {
 
 /// Runs a call in a task on the guests' threads. A panic of the host fails only this call.
 pub(crate) async fn spawn<T: Send + 'static>(
+    permit: Permit,
     guest_runtime: &Handle,
     shared_state: Arc<SharedState>,
     context: CallContext,
     method: &'static str,
     function: GuestFunction<T>,
 ) -> CallOutcome<T> {
-    let task = guest_runtime.spawn(run(shared_state, context, method, function));
+    let task = guest_runtime.spawn(run(permit, shared_state, context, method, function));
     task.await.unwrap_or_else(|error| {
         let error = task_failure(&error);
         tracing::error!(method, error, "the host failed while it ran a guest");
@@ -87,6 +88,7 @@ pub(crate) async fn spawn<T: Send + 'static>(
 
 /// Runs a call in the current task. CPU-bound calls continue on the threads for them.
 pub(crate) async fn run<T: Send + 'static>(
+    _: Permit,
     shared_state: Arc<SharedState>,
     context: CallContext,
     method: &'static str,

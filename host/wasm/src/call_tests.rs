@@ -68,6 +68,7 @@ async fn host_panic_fails_only_its_call() {
     let shared_state = shared_state_with_panicking_import(&engine).await;
     for _ in 0..2 {
         let outcome = spawn(
+            context().begin().unwrap(),
             engine.inner.guest_runtime(),
             Arc::clone(&shared_state),
             context(),

@@ -2,7 +2,10 @@
 
 use std::time::Duration;
 
-use cofferdam_domain::storage::{ErrorKind, StorageError};
+use cofferdam_domain::{
+    storage::{ErrorKind, StorageError},
+    term::TermEnded,
+};
 
 use crate::breaker::OpenCircuit;
 use cofferdam_backend::{ContractViolation, Overloaded, Redactor, in_flight::OperationConflict};
@@ -37,6 +40,8 @@ pub(crate) enum CallFailure {
     Panic,
     /// Too many calls are waiting, or the deadline passed before this one started.
     Overloaded,
+    /// This process does not lead: the guest was not started.
+    TermEnded,
     /// The instance slots that the call needs did not become free before the deadline.
     PoolExhausted,
     /// The circuit breaker rejected the call: the backend failed too often, for this subject or for different
@@ -74,6 +79,12 @@ pub(crate) enum BreakerSignal {
     /// The call counts neither as success nor as failure: it did not reach the guest, or its deadline was too
     /// short.
     Ignored,
+}
+
+impl From<TermEnded> for CallFailure {
+    fn from(_: TermEnded) -> Self {
+        Self::TermEnded
+    }
 }
 
 impl From<OperationConflict> for CallFailure {
@@ -146,6 +157,7 @@ impl CallFailure {
                 "too many calls of the backend are waiting (limits `concurrent-calls`, `queued-calls`)"
                     .to_owned(),
             ),
+            Self::TermEnded => unknown(ErrorKind::Unavailable, TermEnded.to_string()),
             Self::PoolExhausted => unknown(
                 ErrorKind::Unavailable,
                 "no slot for the call has become free: this program has 512, and 64 for each backend"
@@ -181,6 +193,7 @@ impl CallFailure {
             Self::SecretsNotGranted => "secrets-not-granted",
             Self::Panic => "panic",
             Self::Overloaded => "overloaded",
+            Self::TermEnded => "term-ended",
             Self::PoolExhausted => "pool-exhausted",
             Self::CircuitOpen(_) => "circuit-open",
             Self::Conflict(refusal) => refusal.label(),
@@ -201,6 +214,7 @@ impl CallFailure {
             | Self::Panic => BreakerSignal::Failure,
             Self::CallerDeadline(_)
             | Self::Overloaded
+            | Self::TermEnded
             | Self::PoolExhausted
             | Self::SecretsNotGranted
             | Self::Conflict(_)
@@ -245,6 +259,7 @@ mod tests {
             (CallFailure::SecretsNotGranted, PermissionDenied, Final, BreakerSignal::Ignored),
             (CallFailure::Panic, Internal, Unknown, BreakerSignal::Failure),
             (CallFailure::Overloaded, Unavailable, Unknown, BreakerSignal::Ignored),
+            (CallFailure::TermEnded, Unavailable, Unknown, BreakerSignal::Ignored),
             (CallFailure::CircuitOpen(open), Unavailable, Unknown, BreakerSignal::Ignored),
             (CallFailure::CallerDeadline(second), DeadlineExceeded, Unknown, BreakerSignal::Ignored),
             (CallFailure::Conflict(OperationConflict::Busy), Aborted, InProgress, BreakerSignal::Ignored),

@@ -471,9 +471,13 @@ async fn initial_call<T: Send + 'static>(
     let context = CallContext::new(deadline, shared_state.secrets.clone());
     let redactor = context.redactor.clone();
     let outcome = match shared_state.acquire_instance(deadline).await {
-        Ok(_instance_permit) => {
-            call::spawn(inner.guest_runtime(), Arc::clone(shared_state), context, function, work).await
-        }
+        Ok(_instance_permit) => match context.begin() {
+            Ok(permit) => {
+                let (runtime, shared_state) = (inner.guest_runtime(), Arc::clone(shared_state));
+                call::spawn(permit, runtime, shared_state, context, function, work).await
+            }
+            Err(ended) => call::CallOutcome::not_started(ended.into()),
+        },
         Err(failure) => call::CallOutcome::not_started(failure),
     };
     match outcome.result {

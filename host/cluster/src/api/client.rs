@@ -1,9 +1,12 @@
 //! Requests to the API server.
 
-use std::time::Duration;
+use std::{sync::Arc, time::Duration};
 
 use bytes::Bytes;
-use cofferdam_domain::ids::ResourceVersion;
+use cofferdam_domain::{
+    ids::ResourceVersion,
+    term::{Permit, PermitSource, Term},
+};
 use http::{Method, Request, header};
 use http_body_util::BodyExt;
 use kube::client::Body;
@@ -39,19 +42,26 @@ pub(crate) const JSON_PATCH_CONTENT_TYPE: &str = "application/json-patch+json";
 /// support this returns the whole object.
 const ACCEPT_METADATA: &str = "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1,application/json";
 
-/// A client of the API server. It neither retries requests nor caches responses. Clones share the
-/// connections.
+/// A client of the API server. It neither retries requests nor caches responses. Each write needs a permit.
+/// Clones share the connections.
 #[derive(Clone)]
 pub struct ApiClient {
     client: kube::Client,
+    permits: Arc<dyn PermitSource>,
     metrics: Metrics,
     max_page_bytes: usize,
 }
 
 impl ApiClient {
-    /// A client over `client`, which must not retry.
+    /// A client over `client`, which must not retry. It may always write.
     pub fn new(client: kube::Client, metrics: Metrics) -> Self {
-        Self { client, metrics, max_page_bytes: MAX_PAGE_BYTES }
+        Self { client, permits: Arc::new(Term::permanent()), metrics, max_page_bytes: MAX_PAGE_BYTES }
+    }
+
+    /// The same client, whose writes begin only with a permit of `permits`.
+    #[must_use]
+    pub fn with_permits(self, permits: impl PermitSource + 'static) -> Self {
+        Self { permits: Arc::new(permits), ..self }
     }
 
     /// The same client with another [`ApiClient::max_page_bytes`].
@@ -178,6 +188,11 @@ impl ApiClient {
         })
     }
 
+    /// Sends a write. Any status is a response.
+    async fn begin_write(&self, request: Request<Body>, _: Permit) -> kube::Result<http::Response<Body>> {
+        self.client.send(request).await
+    }
+
     /// Sends a GET request. Any status is a response.
     async fn send_get(&self, path: &str, target: &str) -> Result<http::Response<Body>, ApiError> {
         let request = Request::get(path)
@@ -233,9 +248,16 @@ impl ApiClient {
             code: 0,
             message: error.to_string(),
         })?;
+        let permit = match request.method() {
+            &Method::GET => None,
+            _ => Some(self.permits.permit().map_err(|_| ApiError::TermEnded(target.to_owned()))?),
+        };
         let exchange = async {
-            let response =
-                self.client.send(request).await.map_err(|error| ApiError::unavailable(target, &error))?;
+            let sent = match permit {
+                None => self.client.send(request).await,
+                Some(permit) => self.begin_write(request, permit).await,
+            };
+            let response = sent.map_err(|error| ApiError::unavailable(target, &error))?;
             let (head, body) = response.into_parts();
             let body = http_body_util::Limited::new(body, MAX_RESPONSE_BYTES).collect().await;
             let body = body.map_err(|error| unavailable(error.to_string()))?.to_bytes();

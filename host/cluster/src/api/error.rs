@@ -31,6 +31,9 @@ pub enum ApiError {
         /// Message of the API server, or the reason why the request could not be built.
         message: String,
     },
+    /// The request is a write, and this process does not lead. The request was not sent.
+    #[error("{0} is not written: this process does not lead")]
+    TermEnded(String),
     /// No response, an incomplete or too large one, a response or an ERROR event of a watch with status 408,
     /// 429 or 5xx, or a watch that does not end in time. The request may have taken effect. Also a request of
     /// a reflector that cannot be built.

@@ -36,6 +36,7 @@ pub(super) fn journal_error(error: &ApiError) -> JournalError {
         ApiError::Conflict(_)
         | ApiError::NotFound(_)
         | ApiError::AlreadyExists(_)
+        | ApiError::TermEnded(_)
         | ApiError::Unavailable { .. }
         | ApiError::InvalidResponse { .. } => JournalError::Unavailable(error.to_string()),
     }

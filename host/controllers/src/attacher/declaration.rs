@@ -77,6 +77,7 @@ impl DeclaredController for Attacher {
             drivers: process.backends(),
             settings: process.settings.attacher.clone(),
             calls: process.settings.calls,
+            term: process.term.clone(),
             metrics,
             queue_metrics: process.queue_metrics.clone(),
         }

@@ -9,7 +9,7 @@ use std::{
 use cofferdam_backend::Backend;
 use cofferdam_domain::{
     DriverName, ResourceVersion, VolumeAttachment, VolumeAttachmentName,
-    storage::{Ability, Feature},
+    storage::{Ability, Feature, Secrets},
 };
 use tokio::time::{MissedTickBehavior, interval_at};
 use tokio_util::sync::CancellationToken;
@@ -66,8 +66,8 @@ impl Attacher {
             .filter_map(|attachment| rules::volume_of(&self.context.cache, attachment).ok())
             .map(|(_, csi)| csi.handle)
             .collect();
-        let (timeout, limit) = (self.context.calls.timeout, self.context.settings.max_entries);
-        let mut pages = VolumePages::new(driver, timeout).with_limit(limit);
+        let call = self.context.calls.call(&self.context.term, Secrets::default());
+        let mut pages = VolumePages::new(driver, call).with_limit(self.context.settings.max_entries);
         let mut published = PublishedNodesByVolume::new();
         while let Some(page) = pages.next().await? {
             for status in page.into_iter().filter(|status| handles.contains(&status.volume.handle)) {

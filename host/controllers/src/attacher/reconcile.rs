@@ -24,6 +24,7 @@ use cofferdam_domain::{
         Ability, ErrorKind, Feature, PublishVolume, Secrets, StorageError,
         connection_info::into_publish_context,
     },
+    term::Term,
 };
 use parking_lot::Mutex;
 use serde_json::json;
@@ -65,6 +66,8 @@ pub(crate) struct AttacherContext {
     pub(super) drivers: Backends,
     pub(super) settings: AttacherSettings,
     pub(super) calls: CallSettings,
+    /// The term in which driver calls may begin.
+    pub(super) term: Term,
     pub(super) metrics: AttacherMetrics,
     pub(super) queue_metrics: Metrics,
 }
@@ -440,6 +443,7 @@ impl Attacher {
             ApiError::Conflict(_)
             | ApiError::NotFound(_)
             | ApiError::AlreadyExists(_)
+            | ApiError::TermEnded(_)
             | ApiError::Unavailable { .. }
             | ApiError::InvalidResponse { .. } => ReconcileResult::Requeue(
                 action_for_write_error::<VolumeAttachment>(&self.context.writer, &attachment.name, error)
@@ -602,7 +606,7 @@ impl Attacher {
     }
 
     fn call(&self, state: &ReconcileState<'_>) -> Call {
-        Call { deadline: self.context.calls.timeout, secrets: state.secrets.clone().unwrap_or_default() }
+        self.context.calls.call(&self.context.term, state.secrets.clone().unwrap_or_default())
     }
 
     /// Reads the Secret of the volume, once per reconcile. If the Secret does not exist, a detach continues

@@ -1,11 +1,10 @@
 //! Deletes one requested volume: decides with live reads, writes the start of the deletion to the ConfigMap,
 //! decides again, calls the driver, then writes the response.
 
-use cofferdam_backend::Call;
 use cofferdam_cluster::{ApiError, OrphanReport, deletion_freeze, queue::Action, reflector::Scope};
 use cofferdam_domain::{
     Volume, VolumeHandle,
-    storage::{Ability, ErrorKind, Finality, VolumeOwner, VolumeStatus},
+    storage::{Ability, ErrorKind, Finality, Secrets, VolumeOwner, VolumeStatus},
     text::printable,
 };
 use serde_json::{Value, json};
@@ -134,7 +133,7 @@ impl OrphanScanner {
             driver = %name, volume = %request.handle, requested_by = %printable(&request.requested_by),
             "deleting an orphan",
         );
-        let call = Call::with_deadline(self.context.calls.timeout);
+        let call = self.context.calls.call(&self.context.term, Secrets::default());
         match driver.backend.delete_volume(call, request.handle.clone()).await {
             Ok(()) => Some(self.response(Some(request), DeletionResult::Deleted, "deleted".to_owned())),
             Err(error) if error.finality != Finality::Final => {
@@ -213,7 +212,10 @@ impl OrphanScanner {
         driver: &ManagedDriver,
         handle: &VolumeHandle,
     ) -> Result<Option<VolumeStatus>, ListingError> {
-        let mut pages = VolumePages::new(&*driver.backend, self.context.calls.timeout);
+        let mut pages = VolumePages::new(
+            &*driver.backend,
+            self.context.calls.call(&self.context.term, Secrets::default()),
+        );
         while let Some(page) = pages.next().await? {
             if let Some(found) = page.into_iter().find(|status| status.volume.handle == *handle) {
                 return Ok(Some(found));

@@ -17,7 +17,8 @@ use cofferdam_cluster::{
 };
 use cofferdam_domain::{
     ClusterId, DriverName, VolumeHandle,
-    storage::{Ability, VolumeOwner, VolumeStatus},
+    storage::{Ability, Secrets, VolumeOwner, VolumeStatus},
+    term::Term,
 };
 use jiff::Timestamp;
 use serde_json::{Value, json};
@@ -62,6 +63,8 @@ pub(crate) struct OrphanContext {
     /// applies if it is shorter.
     pub(crate) interval: Duration,
     pub(crate) calls: CallSettings,
+    /// The term in which driver calls may begin.
+    pub(crate) term: Term,
     pub(crate) restore_check: RestoreCheck,
     pub(crate) metrics: OrphanMetrics,
     pub(crate) queue_metrics: Metrics,
@@ -225,7 +228,10 @@ impl OrphanScanner {
         let deleting = config_map.and_then(|map| DeletionRequest::parse(map.data_value(DELETING)?).ok());
         let deleting = deleting.as_ref().map(|request| &request.handle);
         let mut summary = ScanSummary::default();
-        let mut pages = VolumePages::new(&*driver.backend, self.context.calls.timeout);
+        let mut pages = VolumePages::new(
+            &*driver.backend,
+            self.context.calls.call(&self.context.term, Secrets::default()),
+        );
         while let Some(page) = pages.next().await? {
             let intent =
                 |owner: &VolumeOwner| driver.journal.has_intent_for(&owner.claim_uid, &owner.pv_name);

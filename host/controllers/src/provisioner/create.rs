@@ -2,7 +2,6 @@
 
 use std::{sync::Arc, time::Duration};
 
-use cofferdam_backend::Call;
 use cofferdam_cluster::{
     Intent, JournalError, journal::OWNER_CHECK_INTERVAL, observer::StepResult, queue::Action,
 };
@@ -260,7 +259,7 @@ impl Provisioner {
         secrets: Secrets,
         recorder: &StepRecorder,
     ) -> Result<CreatedVolume, StorageError> {
-        let call = Call { deadline: self.context.calls.timeout, secrets };
+        let call = self.context.calls.call(&self.context.term, secrets);
         let started = Instant::now();
         let mut response = driver.backend.create_volume(call, intent.request.clone());
         let response = match tokio::time::timeout(PROVISIONING_EVENT_DELAY, &mut response).await {

@@ -4,7 +4,6 @@
 
 use std::sync::Arc;
 
-use cofferdam_backend::Call;
 use cofferdam_cluster::{
     ApiError, Intent, deletion_freeze, observer::StepResult, queue::Action, reflector::Scope,
 };
@@ -89,7 +88,7 @@ impl Provisioner {
         }
 
         // 4. Delete the volume.
-        let call = Call { deadline: self.context.calls.timeout, secrets };
+        let call = self.context.calls.call(&self.context.term, secrets);
         let started = Instant::now();
         if let Err(error) = driver.backend.delete_volume(call, created.handle.clone()).await {
             return self.fail_duplicate(intent, created, &error.to_string(), &recorder);

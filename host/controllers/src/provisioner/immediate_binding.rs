@@ -2,11 +2,10 @@
 //! to write its own node to the claim's annotation `selected-node`. The process whose write succeeds
 //! provisions the volume.
 
-use cofferdam_backend::Call;
 use cofferdam_cluster::{ApiError, observer::StepResult, queue::Action, writer::PatchTarget};
 use cofferdam_domain::{
     Claim, DriverName, NodeName, names,
-    storage::{Ability, CapacityQuery, CreateVolume},
+    storage::{Ability, CapacityQuery, CreateVolume, Secrets},
 };
 use serde_json::json;
 
@@ -73,7 +72,8 @@ impl Provisioner {
         let query =
             CapacityQuery { capabilities: request.capabilities, parameters: request.parameters, topology };
         let required = request.capacity.required.unwrap_or_default();
-        match driver.backend.get_capacity(Call::with_deadline(self.context.calls.timeout), query).await {
+        let call = self.context.calls.call(&self.context.term, Secrets::default());
+        match driver.backend.get_capacity(call, query).await {
             Ok(capacity) => {
                 let maximum = capacity.maximum_volume_size.unwrap_or(u64::MAX).min(capacity.available);
                 let text =

@@ -2,7 +2,6 @@
 //! they are Bound, and deletes volume and PersistentVolume when they are Released. With the policy Retain or
 //! Recycle, removes the finalizer.
 
-use cofferdam_backend::Call;
 use cofferdam_cluster::{
     ApiError, Lookup, Precondition, deletion_freeze, observer::StepResult, queue::Action,
 };
@@ -185,7 +184,7 @@ impl Provisioner {
         }
 
         // 4. Call the driver.
-        let call = Call { deadline: self.context.calls.timeout, secrets };
+        let call = self.context.calls.call(&self.context.term, secrets);
         let started = Instant::now();
         let class = volume.class.as_ref().into();
         match driver.backend.delete_volume(call, csi.handle.clone()).await {

@@ -34,7 +34,7 @@ use cofferdam_cluster::{
 };
 use cofferdam_domain::{
     Claim, ClaimKey, CsiNode, DriverName, Node, NodeName, StorageClass, Uid, Volume, VolumeAttachment,
-    VolumeAttributesClass, VolumeName, names, storage::CreatedVolume,
+    VolumeAttributesClass, VolumeName, names, storage::CreatedVolume, term::Term,
 };
 use parking_lot::Mutex;
 use serde_json::json;
@@ -86,6 +86,8 @@ pub(crate) struct ProvisionerContext {
     /// PersistentVolumes.
     pub(super) workers: usize,
     pub(super) calls: CallSettings,
+    /// The term in which driver calls may begin.
+    pub(super) term: Term,
     /// The role protection runs in this process.
     pub(super) runs_protection: bool,
     /// Receives messages of the PersistentVolume controller.

@@ -15,7 +15,7 @@ use std::fmt;
 use cofferdam_cluster::{Intent, JournalEntry, deletion_freeze, observer::StepResult, queue::Action};
 use cofferdam_domain::{
     ReclaimPolicy, VolumeHandle, names,
-    storage::{Ability, VolumeStatus},
+    storage::{Ability, Secrets, VolumeStatus},
 };
 
 use super::{metrics::STUCK_AFTER, reconcile::Provisioner};
@@ -214,7 +214,10 @@ impl Provisioner {
         if !driver.backend.abilities().contains(&Ability::Listing) {
             return Ok(());
         }
-        let mut pages = VolumePages::new(&*driver.backend, self.context.calls.timeout);
+        let mut pages = VolumePages::new(
+            &*driver.backend,
+            self.context.calls.call(&self.context.term, Secrets::default()),
+        );
         while let Some(page) = pages.next().await? {
             if let Some(found) = page.into_iter().find(|status| is_volume_of(intent, status)) {
                 return Err(ConfirmationError::Listed(found.volume.handle));

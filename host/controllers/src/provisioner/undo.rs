@@ -3,7 +3,6 @@
 
 use std::sync::Arc;
 
-use cofferdam_backend::Call;
 use cofferdam_cluster::{
     ApiError, Intent, Lookup, deletion_freeze, observer::StepResult, queue::Action, reflector::Scope,
 };
@@ -108,7 +107,7 @@ impl Provisioner {
         }
 
         // 5. Delete the volume, then the intent.
-        let call = Call { deadline: self.context.calls.timeout, secrets };
+        let call = self.context.calls.call(&self.context.term, secrets);
         let started = Instant::now();
         match driver.backend.delete_volume(call, created.handle.clone()).await {
             Ok(()) => {

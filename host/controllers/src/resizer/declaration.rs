@@ -88,6 +88,7 @@ impl DeclaredController for Resizer {
             local_node: process.local_node.clone(),
             settings: process.settings.resizer,
             calls: process.settings.calls,
+            term: process.term.clone(),
             queue_metrics: process.queue_metrics.clone(),
         }
     }

@@ -13,6 +13,7 @@ use cofferdam_cluster::{
 use cofferdam_domain::{
     Claim, ClaimKey, CsiNode, DriverName, Node, NodeName, Pod, Volume, VolumeAttributesClass,
     storage::{Ability, Feature, Secrets},
+    term::Term,
     volume::SecretRef,
 };
 use tokio_util::sync::CancellationToken;
@@ -47,6 +48,8 @@ pub(crate) struct ResizerContext {
     pub(super) local_node: Option<LocalNode>,
     pub(super) settings: ResizerSettings,
     pub(super) calls: CallSettings,
+    /// The term in which driver calls may begin.
+    pub(super) term: Term,
     pub(super) queue_metrics: Metrics,
 }
 
@@ -292,7 +295,7 @@ impl Resizer {
             Some(secret) => self.context.secrets.read(secret).await?,
             None => Secrets::default(),
         };
-        Ok(Call { deadline: self.context.calls.timeout, secrets })
+        Ok(self.context.calls.call(&self.context.term, secrets))
     }
 
     /// Prepares a call: checks that no other node has the volume if the driver is node-local, reads its Secret

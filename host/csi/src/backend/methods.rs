@@ -220,7 +220,7 @@ impl CsiBackend {
         let mut cleanup_result = "deleted again".to_owned();
         for _ in 0..MAX_CLEANUP_ATTEMPTS {
             let deadline = call.deadline.saturating_sub(started.elapsed());
-            let delete_call = Call { deadline, secrets: call.secrets.clone() };
+            let delete_call = Call { deadline, ..call.clone() };
             match self.delete_volume(delete_call, volume.handle.clone()).await {
                 Ok(()) => {
                     cleanup_result = "deleted again".to_owned();

@@ -15,6 +15,7 @@ use cofferdam_domain::{
         Secrets, StorageError,
         ability::{ControllerCapability, PluginCapability},
     },
+    term::Permit,
 };
 use tokio::time::Instant;
 
@@ -22,10 +23,10 @@ use crate::{
     address::Address,
     connection::{Connection, ConnectionOptions},
     error::ConnectError,
-    grpc::GrpcMethod,
+    grpc::{GrpcConnection, GrpcMethod},
     identity::CsiIdentity,
     metrics::ConnectionMetrics,
-    status::{CsiCallFailure, ResourceExhaustedMeaning},
+    status::{CsiCallFailure, ResourceExhaustedMeaning, RpcError},
 };
 use response_warnings::WarningsLogged;
 
@@ -212,6 +213,17 @@ impl CsiBackend {
     }
 }
 
+/// Sends a request and waits for its response.
+async fn begin_call<Q, R>(
+    _: Permit,
+    connection: GrpcConnection,
+    message: Q,
+    deadline: Instant,
+    method: GrpcMethod<Q, R>,
+) -> Result<R, RpcError> {
+    connection.call(message, deadline, method).await
+}
+
 /// A gRPC exchange with the driver.
 struct GrpcExchange<'a, Q, R> {
     backend: &'a CsiBackend,
@@ -243,11 +255,12 @@ where
         if Instant::now() >= deadline {
             return Err(CsiCallFailure::Overloaded);
         }
-        context.reached();
+        let permit = context.begin()?;
         let CsiRequest { message, method, .. } = request;
         let driver = backend.driver();
         tracing::trace!(%driver, method = path, request = ?message, "CSI call");
-        let result = connection.call(message, deadline, method).await.map_err(CsiCallFailure::Rpc);
+        let result = begin_call(permit, connection, message, deadline, method).await;
+        let result = result.map_err(CsiCallFailure::Rpc);
         if tracing::enabled!(tracing::Level::TRACE) {
             let response = context.redactor.redact(&format!("{result:?}")).into_owned();
             tracing::trace!(%driver, method = path, response, "CSI response");

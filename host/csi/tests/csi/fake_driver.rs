@@ -13,7 +13,7 @@ use bytes::Bytes;
 use cofferdam_backend::{BackendMetrics, Call};
 use cofferdam_csi::{Address, ConnectError, ConnectionMetrics, CsiBackend, CsiConfig, v1};
 use cofferdam_domain::storage::{
-    AccessType, CapacityRange, CreateVolume, CsiAccessMode, Secret, Secrets, VolumeCapability,
+    AccessType, CapacityRange, CreateVolume, CsiAccessMode, Secret, VolumeCapability,
 };
 use http::{HeaderMap, HeaderValue, Request, Response};
 use http_body_util::{BodyExt as _, Full, combinators::BoxBody};
@@ -332,7 +332,7 @@ pub(crate) const TEST_TIMEOUT: Duration = Duration::from_secs(30);
 /// A call with a secret.
 pub(crate) fn call() -> Call {
     let secrets = [("password".to_owned(), Secret::new("hunter2hunter2"))].into_iter().collect();
-    Call { deadline: TEST_TIMEOUT, secrets }
+    Call { secrets, ..Call::with_deadline(TEST_TIMEOUT) }
 }
 
 /// Deadline of calls that get no response. Even a busy machine delivers the call within it.
@@ -340,7 +340,7 @@ pub(crate) const SHORT_DEADLINE: Duration = Duration::from_secs(2);
 
 /// A call with [`SHORT_DEADLINE`].
 pub(crate) fn call_with_short_deadline() -> Call {
-    Call { deadline: SHORT_DEADLINE, secrets: Secrets::default() }
+    Call::with_deadline(SHORT_DEADLINE)
 }
 
 pub(crate) fn capability() -> VolumeCapability {

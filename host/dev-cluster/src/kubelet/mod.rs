@@ -405,7 +405,10 @@ impl Kubelet {
                     Err(_) => Action::Backoff,
                 }
             }
-            ApiError::Refused { .. } | ApiError::Unavailable { .. } | ApiError::InvalidResponse { .. } => {
+            ApiError::TermEnded(_)
+            | ApiError::Refused { .. }
+            | ApiError::Unavailable { .. }
+            | ApiError::InvalidResponse { .. } => {
                 tracing::warn!(%error, node = %self.node_name, "kubelet retries");
                 Action::Backoff
             }

@@ -306,6 +306,7 @@ impl Scheduler {
             // The watch delivers the change.
             ApiError::Conflict(_) | ApiError::NotFound(_) => Action::Requeue,
             ApiError::AlreadyExists(_)
+            | ApiError::TermEnded(_)
             | ApiError::Refused { .. }
             | ApiError::Unavailable { .. }
             | ApiError::InvalidResponse { .. } => {

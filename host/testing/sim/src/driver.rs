@@ -20,6 +20,7 @@ use cofferdam_domain::{
         Finality, PageRequest, Parameters, Placement, PublishVolume, Readiness, Secret, Secrets, Segments,
         StorageError, ValidateVolume, Validation, VolumePage, VolumeStatus,
     },
+    term::TermEnded,
 };
 use futures::future::BoxFuture;
 use parking_lot::{Mutex, MutexGuard};
@@ -662,6 +663,12 @@ impl From<OperationConflict> for CallFailure {
     }
 }
 
+impl From<TermEnded> for CallFailure {
+    fn from(ended: TermEnded) -> Self {
+        Self(StorageError::with_unknown_effect(ErrorKind::Unavailable, ended.to_string()))
+    }
+}
+
 impl From<Overloaded> for CallFailure {
     fn from(_: Overloaded) -> Self {
         Self(StorageError::with_unknown_effect(ErrorKind::Unavailable, "too many calls"))
@@ -683,7 +690,7 @@ impl<'a, R: Send> Exchange for ArrayExchange<'a, R> {
     type Failure = CallFailure;
 
     async fn perform(&mut self, context: CallContext, request: Self::Request) -> Result<R, CallFailure> {
-        context.reached();
+        let _permit = context.begin()?;
         // The errors of the driver quote the secrets of the call, which the port has to redact.
         let quoted = quote_secrets(&context.secrets);
         request.await.map_err(|error| {
@@ -741,6 +748,9 @@ impl CrashingBackend {
     }
 
     fn start_call(&self) -> DriverCallGuard {
+        if self.effects.has_term_ended() {
+            self.driver.lock().violations.push("a driver call begins after the end of the term".to_owned());
+        }
         DriverCallGuard { driver: self.driver.clone(), _activity: self.effects.start_call() }
     }
 

@@ -66,6 +66,8 @@ pub struct Effects {
     interruption: Interruption,
     /// True between the interruption and the begin of the next term.
     term_lost: AtomicBool,
+    /// True between the end of the term, which follows the interruption, and the begin of the next one.
+    term_ended: AtomicBool,
     pub(crate) watches_blocked: AtomicBool,
     crash_notify: Notify,
     log: Mutex<Vec<Effect>>,
@@ -170,8 +172,19 @@ impl Effects {
         self.wait_if_crashed().await;
     }
 
+    /// The term has ended: no effect may begin.
+    pub(crate) fn end_term(&self) {
+        self.term_ended.store(true, Ordering::SeqCst);
+    }
+
+    /// Returns true between two terms.
+    pub(crate) fn has_term_ended(&self) -> bool {
+        self.term_ended.load(Ordering::SeqCst)
+    }
+
     /// The process holds its Lease again.
     pub(crate) fn begin_term(&self) {
+        self.term_ended.store(false, Ordering::SeqCst);
         self.term_lost.store(false, Ordering::SeqCst);
     }
 

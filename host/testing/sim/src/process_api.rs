@@ -74,6 +74,10 @@ impl Service<Request<Body>> for CrashingApi {
             if watches && api.effects.watches_blocked.load(Ordering::SeqCst) {
                 std::future::pending::<()>().await;
             }
+            if request.method() != Method::GET && api.effects.has_term_ended() {
+                let text = format!("{} {} begins after the end of the term", request.method(), request.uri());
+                api.fixture.report_violation(text);
+            }
             invariants::check_request(&api.fixture, request.method(), request.uri().path()).await;
             let (parts, body) = request.into_parts();
             let body = body.collect().await?.to_bytes();

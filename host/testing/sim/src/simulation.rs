@@ -62,6 +62,11 @@ const MAX_STARTS: usize = 100;
 /// Maximum time for a process to stop after its cancellation; after it, a violation is reported.
 const STOP_TIMEOUT: Duration = Duration::from_secs(60);
 
+/// A term that ends only when its process loses the Lease.
+fn endless_term() -> Term {
+    Term::until(Duration::from_secs(1), Arc::new(|| Duration::ZERO))
+}
+
 /// The state of cluster and array at the end of a run.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct FinalState {
@@ -409,8 +414,8 @@ impl Simulation {
     }
 
     /// Runs a scenario. With `crash_after`, the first process is killed after its effect of this number,
-    /// counted from 1, and replaced, or loses its Lease ([`with_term_loss`](Self::with_term_loss)). Returns the final state, and the effects of the first process without
-    /// those of its replacement.
+    /// counted from 1, and replaced, or loses its Lease ([`with_term_loss`](Self::with_term_loss)). Returns
+    /// the final state, and the effects of the first process without those of its replacement.
     pub async fn run(&self, actions: &[UserAction], crash_after: Option<usize>) -> (FinalState, Vec<Effect>) {
         let (Some(crashing), others) =
             (self.process_specs.first(), self.process_specs.get(1..).unwrap_or_default())
@@ -426,10 +431,11 @@ impl Simulation {
             let mut running = running.lock().await;
             if let Some(terms) = &running.terms {
                 terms.end();
+                effects.end_term();
                 // In paused time this ends when every task has seen the end.
                 tokio::time::sleep(TERM_GAP).await;
                 effects.begin_term();
-                terms.begin(Term::permanent());
+                terms.begin(endless_term());
                 std::future::pending::<()>().await;
             }
             running.task.abort();
@@ -509,7 +515,7 @@ impl Simulation {
         let (terms, leadership) = match crash_after.map(|_| self.interruption) {
             Some(Interruption::TermLoss) => {
                 let (terms, leadership) = Leadership::elected();
-                terms.begin(Term::permanent());
+                terms.begin(endless_term());
                 (Some(terms), leadership)
             }
             Some(Interruption::Crash) | None => (None, Leadership::permanent()),

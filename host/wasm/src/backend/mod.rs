@@ -232,8 +232,9 @@ impl<T: Send + 'static> Exchange for GuestExchange<T> {
             let readmission = backend.breaker().readmit(permit, now, context.deadline - now);
             self.breaker_permit = Some(readmission.map_err(CallFailure::CircuitOpen)?);
         }
-        context.reached();
-        let outcome = call::run(Arc::clone(&backend.shared_state), context, self.method, function).await;
+        let permit = context.begin()?;
+        let shared_state = Arc::clone(&backend.shared_state);
+        let outcome = call::run(permit, shared_state, context, self.method, function).await;
         if let Some(usage) = outcome.usage {
             backend.metrics.observe_usage(&usage);
             *backend.last_usage.lock().unwrap_or_else(PoisonError::into_inner) = usage;

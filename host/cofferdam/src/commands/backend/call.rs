@@ -47,8 +47,12 @@ pub(crate) async fn call(
     let mut arguments = Arguments::new(name, flags.arguments);
     if csi::is_socket(&flags.component.file) {
         let (backend, secrets) = csi::connect(&flags.component, environment, deadline).await?;
-        let prepared =
-            prepare_call(backend.as_ref(), flags.function, Call { deadline, secrets }, &mut arguments)?;
+        let prepared = prepare_call(
+            backend.as_ref(),
+            flags.function,
+            Call { secrets, ..Call::with_deadline(deadline) },
+            &mut arguments,
+        )?;
         arguments.reject_unused()?;
         let (outcome, duration) = call_timed(prepared).await;
         return Ok((format_outcome(&outcome, duration, None, flags.output), outcome.is_ok()));
@@ -57,7 +61,7 @@ pub(crate) async fn call(
     let backend = component.load().await?;
     let loses_state =
         component.config.state.file.is_none() && backend.interfaces().grants.contains(&Grant::State);
-    let call = Call { deadline, secrets: component.secrets };
+    let call = Call { secrets: component.secrets, ..Call::with_deadline(deadline) };
     let prepared = prepare_call(backend.as_ref(), flags.function, call, &mut arguments)?;
     arguments.reject_unused()?;
     let (outcome, duration) = call_timed(prepared).await;

@@ -32,6 +32,7 @@ use crate::{
     metrics::HttpMetrics,
 };
 use cofferdam_backend::in_flight::OperationPermit;
+use cofferdam_domain::term::{Permit, PermitSource as _, Term};
 
 /// Sends the requests of one backend.
 #[derive(Debug)]
@@ -71,6 +72,8 @@ pub(crate) struct OutgoingRequest {
 #[derive(Debug)]
 pub(crate) struct ExchangeOwner {
     pub(crate) tenant: Tenant,
+    /// The term in which requests may be sent.
+    pub(crate) term: Term,
     /// Held until the exchange has ended: until then, calls that conflict with this one on a volume or
     /// snapshot are rejected. `None` for calls that change nothing.
     pub(crate) operation_permit: Option<Arc<OperationPermit>>,
@@ -165,7 +168,7 @@ impl HttpClient {
             is_counted: AtomicBool::new(false),
             metrics: self.metrics.get().cloned(),
         });
-        let answer = self.send_with_retry(&request, &active_exchange).await;
+        let answer = self.send_with_retry(&request, &owner.term, &active_exchange).await;
         if let Err(failed) = &answer {
             active_exchange.record_outcome(failed.label());
             if let Some(metrics) = self.metrics.get() {
@@ -178,6 +181,7 @@ impl HttpClient {
     async fn send_with_retry(
         &self,
         outgoing: &OutgoingRequest,
+        term: &Term,
         active_exchange: &Arc<ActiveExchange>,
     ) -> Result<Response, ExchangeError> {
         let deadline = active_exchange.started + outgoing.timeout;
@@ -199,7 +203,10 @@ impl HttpClient {
                 pool: Arc::clone(&self.pool),
                 exchange: Arc::clone(active_exchange),
             };
-            let answer = tokio::spawn(sent_exchange.run(outgoing.to_request())).await;
+            let permit = term
+                .permit()
+                .map_err(|ended| ExchangeError::unsent(Failure::Overloaded, ended.to_string()))?;
+            let answer = tokio::spawn(sent_exchange.run(permit, outgoing.to_request())).await;
             let answer = answer.unwrap_or_else(|error| {
                 let error = task_failure(&error);
                 tracing::error!(error, "the host failed while it ran an exchange");
@@ -240,7 +247,7 @@ struct SentExchange {
 }
 
 impl SentExchange {
-    async fn run(mut self, request: Request<Full<Bytes>>) -> Result<Response, ExchangeError> {
+    async fn run(mut self, _: Permit, request: Request<Full<Bytes>>) -> Result<Response, ExchangeError> {
         let answer = timeout_at(self.deadline, self.transfer(request)).await.unwrap_or_else(|_| {
             let message = format!("{} has not answered within {:?}", self.target.origin, self.timeout);
             Err(ExchangeError::sent(Failure::Timeout, message))

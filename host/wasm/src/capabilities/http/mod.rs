@@ -56,6 +56,7 @@ impl Host for HttpView<'_> {
             Ok(outgoing) => {
                 let owner = ExchangeOwner {
                     tenant: Tenant::from_secrets(&self.context.secrets),
+                    term: self.context.term.clone(),
                     operation_permit: self.context.operation_permit.clone(),
                 };
                 let exchange = async { Ok(self.client.exchange(outgoing, owner).await) };

@@ -9,7 +9,7 @@ use std::{
 };
 
 use bytes::Bytes;
-use cofferdam_domain::storage::Secrets;
+use cofferdam_domain::{storage::Secrets, term::Term};
 use futures::future::BoxFuture;
 use http::{HeaderMap, HeaderValue, Method, Uri, header};
 use tokio::{
@@ -88,7 +88,11 @@ async fn get(client: &HttpClient, port: u16) -> Result<Response, ExchangeError> 
     client
         .exchange(
             order,
-            ExchangeOwner { tenant: Tenant::from_secrets(&Secrets::default()), operation_permit: None },
+            ExchangeOwner {
+                tenant: Tenant::from_secrets(&Secrets::default()),
+                operation_permit: None,
+                term: Term::permanent(),
+            },
         )
         .await
 }
