@@ -542,9 +542,11 @@ fn finish_operation<U>(
 
 #[cfg(test)]
 mod tests {
-    use cofferdam_domain::storage::{AccessType, CapacityRange, CsiAccessMode, VolumeCapability};
+    use cofferdam_domain::storage::{AccessType, CapacityRange, CsiAccessMode, ErrorKind, VolumeCapability};
+    use parking_lot::Mutex;
 
     use super::*;
+    use crate::BackendMetrics;
 
     fn capability(mount_flags: &[&str]) -> VolumeCapability {
         let mount_flags = mount_flags.iter().map(|flag| (*flag).to_owned()).collect();
@@ -565,6 +567,86 @@ mod tests {
         subject_of(&get().reading(Some(volume())), CallSubject::Object(&key));
         subject_of(&get().reading(None), CallSubject::Method("/csi.v1.Controller/ControllerGetVolume"));
         subject_of(&CallSpec::probe(|(), _| Ok(())), CallSubject::Method("/csi.v1.Identity/Probe"));
+    }
+
+    /// A driver that notes each request that it sees, and responds when `release` has a permit.
+    struct NotingDriver<'a> {
+        requests: &'a Mutex<Vec<&'static str>>,
+        release: &'a Semaphore,
+    }
+
+    #[derive(Debug, PartialEq)]
+    enum Failed {
+        TermEnded,
+        Other,
+    }
+
+    impl From<TermEnded> for Failed {
+        fn from(_: TermEnded) -> Self {
+            Self::TermEnded
+        }
+    }
+
+    impl From<OperationConflict> for Failed {
+        fn from(_: OperationConflict) -> Self {
+            Self::Other
+        }
+    }
+
+    impl From<Overloaded> for Failed {
+        fn from(_: Overloaded) -> Self {
+            Self::Other
+        }
+    }
+
+    impl From<ContractViolation> for Failed {
+        fn from(_: ContractViolation) -> Self {
+            Self::Other
+        }
+    }
+
+    impl Exchange for NotingDriver<'_> {
+        type Request = &'static str;
+        type Response = ();
+        type Failure = Failed;
+
+        async fn perform(&mut self, context: CallContext, request: &'static str) -> Result<(), Failed> {
+            let _permit = context.begin()?;
+            self.requests.lock().push(request);
+            self.release.acquire().await.map(drop).map_err(|_| Failed::Other)
+        }
+
+        fn outcome_label(_: &Failed) -> &'static str {
+            "error"
+        }
+
+        fn storage_error(&self, failure: Failed, _: &Redactor) -> StorageError {
+            StorageError::with_unknown_effect(ErrorKind::Unavailable, format!("{failure:?}"))
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_call_that_waits_at_the_end_of_its_term_does_not_begin() {
+        let metrics = BackendMetrics::default().call_metrics(None);
+        let runner = CallRunner::new(Secrets::default(), Duration::from_secs(60), metrics);
+        let (limit, requests, release) = (ConcurrencyLimit::new(1), Mutex::default(), Semaphore::new(0));
+        let term = Term::until(Duration::from_secs(1), Arc::new(|| Duration::ZERO));
+        let run = async |name: &'static str| {
+            let call = Call { term: term.clone(), ..Call::with_deadline(Duration::from_secs(30)) };
+            let exchange = NotingDriver { requests: &requests, release: &release };
+            let spec = CallSpec::delete_volume(&name.into());
+            runner.run(Instant::now(), call, spec, &limit, exchange, name).await
+        };
+        let end_term = async {
+            tokio::time::sleep(Duration::from_secs(1)).await;
+            term.end();
+            release.add_permits(1);
+        };
+        let (first, second, ()) = tokio::join!(run("first"), run("second"), end_term);
+        first.unwrap();
+        assert_eq!(second.unwrap_err().message, "TermEnded");
+        assert_eq!(*requests.lock(), ["first"]);
+        assert_eq!(runner.in_flight().in_doubt_count(), 0, "the driver has not seen it");
     }
 
     #[test]

@@ -185,7 +185,11 @@ impl HttpClient {
         active_exchange: &Arc<ActiveExchange>,
     ) -> Result<Response, ExchangeError> {
         let deadline = active_exchange.started + outgoing.timeout;
+        let begin =
+            || term.permit().map_err(|ended| ExchangeError::unsent(Failure::Overloaded, ended.to_string()));
         loop {
+            // No connection either.
+            begin()?;
             let connection = match self.pool.take(&outgoing.target.origin, active_exchange.tenant).await {
                 Some(connection) => connection,
                 None => {
@@ -203,10 +207,7 @@ impl HttpClient {
                 pool: Arc::clone(&self.pool),
                 exchange: Arc::clone(active_exchange),
             };
-            let permit = term
-                .permit()
-                .map_err(|ended| ExchangeError::unsent(Failure::Overloaded, ended.to_string()))?;
-            let answer = tokio::spawn(sent_exchange.run(permit, outgoing.to_request())).await;
+            let answer = tokio::spawn(sent_exchange.run(begin()?, outgoing.to_request())).await;
             let answer = answer.unwrap_or_else(|error| {
                 let error = task_failure(&error);
                 tracing::error!(error, "the host failed while it ran an exchange");

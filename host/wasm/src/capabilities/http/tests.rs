@@ -74,6 +74,10 @@ fn client(port: u16, addresses: &[&str], answers: &[&[&'static str]]) -> HttpCli
 }
 
 async fn get(client: &HttpClient, port: u16) -> Result<Response, ExchangeError> {
+    get_in_term(client, port, Term::permanent()).await
+}
+
+async fn get_in_term(client: &HttpClient, port: u16, term: Term) -> Result<Response, ExchangeError> {
     let (target, path) = client.policy.target(&format!("http://array.example:{port}/")).unwrap();
     let mut headers = HeaderMap::new();
     headers.insert(header::HOST, HeaderValue::from_static("array.example"));
@@ -88,11 +92,7 @@ async fn get(client: &HttpClient, port: u16) -> Result<Response, ExchangeError> 
     client
         .exchange(
             order,
-            ExchangeOwner {
-                tenant: Tenant::from_secrets(&Secrets::default()),
-                operation_permit: None,
-                term: Term::permanent(),
-            },
+            ExchangeOwner { tenant: Tenant::from_secrets(&Secrets::default()), operation_permit: None, term },
         )
         .await
 }
@@ -138,4 +138,18 @@ async fn exchange_over_the_limit_is_rejected_before_sending() {
     let failed = get(&client, port).await.unwrap_err();
     assert_eq!((failed.failure, failed.maybe_sent), (Failure::Overloaded, false));
     assert!(failed.message.contains("limit `http-exchanges`"), "{failed:?}");
+}
+
+#[tokio::test]
+async fn no_request_is_sent_after_the_end_of_the_term() {
+    let port = start_server().await;
+    let client = client(port, &["127.0.0.1"], &[&["127.0.0.1"], &["127.0.0.1"], &["127.0.0.1"]]);
+    let term = Term::until(Duration::from_secs(1), Arc::new(|| Duration::ZERO));
+    assert_eq!(get_in_term(&client, port, term.clone()).await.unwrap().body, b"0");
+    term.end();
+    let failed = get_in_term(&client, port, term).await.unwrap_err();
+    assert_eq!((failed.failure, failed.maybe_sent), (Failure::Overloaded, false), "{failed:?}");
+    assert!(failed.message.contains("does not lead"), "{failed:?}");
+    // The server has seen one request.
+    assert_eq!(get(&client, port).await.unwrap().body, b"1");
 }
