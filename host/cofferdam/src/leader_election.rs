@@ -22,6 +22,8 @@ use crate::{
     telemetry::{LeaderElectionHealth, Unhealthy},
 };
 
+/// Environment variable that kubelet sets in every container.
+const SERVICE_HOST: &str = "KUBERNETES_SERVICE_HOST";
 /// Environment variable with the namespace of the pod, as in the sidecars.
 const POD_NAMESPACE: &str = "POD_NAMESPACE";
 /// File with the namespace of the pod's service account.
@@ -29,6 +31,15 @@ const NAMESPACE_FILE: &str = "/var/run/secrets/kubernetes.io/serviceaccount/name
 
 /// Time after which requests to release Leases are given up.
 const RELEASE_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// Returns true if the roles run only while the process holds their Leases: by the setting
+/// `leader-election`, and by default in a pod. Without it, two replicas of a Deployment, such as those of a
+/// rolling update, would both call the driver. The processes of a node-local driver, one on each node, share
+/// no work.
+pub(crate) fn is_enabled(configuration: &Configuration, environment: &HashMap<String, String>) -> bool {
+    let is_in_pod = environment.get(SERVICE_HOST).is_some_and(|host| !host.is_empty());
+    configuration.leader_election.unwrap_or(is_in_pod && configuration.node_name.is_none())
+}
 
 /// The Leases of a process.
 pub(crate) struct LeaderElection {
@@ -38,18 +49,14 @@ pub(crate) struct LeaderElection {
 }
 
 impl LeaderElection {
-    /// The Leases of the configured roles and of the drivers; `None` without `leader-election`. `client`
-    /// should have a connection of its own.
+    /// The Leases of the configured roles and of the drivers. `client` should have a connection of its own.
     pub(crate) fn new(
         configuration: &Configuration,
         environment: &HashMap<String, String>,
         client: kube::Client,
         drivers: &[DriverName],
         metrics: &Metrics,
-    ) -> Option<Self> {
-        if !configuration.leader_election {
-            return None;
-        }
+    ) -> Self {
         let identity = identity();
         let namespace = lease_namespace(configuration, environment);
         let candidate = |name: String| LeaseCandidate {
@@ -65,7 +72,7 @@ impl LeaderElection {
             .map(|name| LeaderElector::new(api.clone(), system_clock(), metrics.clone(), candidate(name)))
             .collect();
         let (terms, leadership) = Leadership::elected();
-        Some(Self { electors, terms, leadership })
+        Self { electors, terms, leadership }
     }
 
     /// The check of `/healthz/leader-election`: of all Leases.
@@ -209,6 +216,30 @@ mod tests {
             let resolved = ResolvedConfig::for_cluster(&values, &environment).unwrap();
             let found = lease_namespace_with(&resolved.configuration, &environment, &file);
             assert_eq!(found, expected, "{flag:?} {variable:?} {text:?}");
+        }
+    }
+
+    #[test]
+    fn leases_are_the_default_in_a_pod_of_no_node() {
+        for (host, flag, node, expected) in [
+            (None, None, None, false),
+            (Some(""), None, None, false),
+            (Some("10.0.0.1"), None, None, true),
+            (Some("10.0.0.1"), None, Some("n1"), false),
+            (Some("10.0.0.1"), Some("false"), None, false),
+            (None, Some("true"), None, true),
+            (Some("10.0.0.1"), Some("true"), Some("n1"), true),
+        ] {
+            let given = [("leader-election", flag), ("node-name", node)];
+            let values = given.into_iter().fold(CliValues::default(), |values, (name, value)| match value {
+                Some(value) => values.with(name, [value.to_owned()]),
+                None => values,
+            });
+            let environment: HashMap<_, _> =
+                host.map(|host| (SERVICE_HOST.to_owned(), host.to_owned())).into_iter().collect();
+            let resolved = ResolvedConfig::for_cluster(&values, &environment).unwrap();
+            let found = is_enabled(&resolved.configuration, &environment);
+            assert_eq!(found, expected, "{host:?} {flag:?} {node:?}");
         }
     }
 

@@ -116,12 +116,13 @@ async fn run_roles(
         Some(cluster) => Some(create_controller_manager(configuration, cluster, &drivers, &mut registry)?),
     };
     let leader_election = match &controllers {
-        Some(controllers) if configuration.leader_election => {
+        Some(controllers) if leader_election::is_enabled(configuration, environment) => {
             // A connection of its own: a busy process still renews its leases in time.
             let client = client::connect(configuration, client_environment).await?.client;
             let names: Vec<_> =
                 drivers.iter().map(|driver| driver.backend().description().name.clone()).collect();
-            LeaderElection::new(configuration, environment, client, &names, controllers.metrics())
+            let metrics = controllers.metrics();
+            Some(LeaderElection::new(configuration, environment, client, &names, metrics))
         }
         Some(_) | None => None,
     };
@@ -170,8 +171,8 @@ async fn report_missing_rights(
     cluster: &ClusterConnection,
     drivers: &[LoadedDriver],
 ) {
-    let lease_namespace =
-        configuration.leader_election.then(|| leader_election::lease_namespace(configuration, environment));
+    let lease_namespace = leader_election::is_enabled(configuration, environment)
+        .then(|| leader_election::lease_namespace(configuration, environment));
     let backends: Vec<_> = drivers.iter().map(LoadedDriver::backend).collect();
     let settings = controller_settings(configuration, cluster.namespace.clone());
     let placement = settings.placement(&backends);

@@ -312,10 +312,10 @@ impl ResolvedConfig {
 
     fn check_leader_election(&self) -> Result<(), ConfigError> {
         let configuration = &self.configuration;
-        if !configuration.leader_election {
+        if configuration.leader_election == Some(false) {
             return Ok(());
         }
-        if configuration.node_deployment {
+        if configuration.node_deployment && configuration.leader_election == Some(true) {
             let problem = "is for one provisioner per cluster, and node-deployment for one per node: \
                            expected one of the two";
             return Err(self.value_error("leader-election", problem.to_owned()));

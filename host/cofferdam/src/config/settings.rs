@@ -213,13 +213,13 @@ settings! {
     }
     LEADER_ELECTION => {
         /// Run the roles only while this process holds their Leases
-        leader_election: bool = Bool, Value("false");
+        leader_election: Option<bool> = Bool, Computed("in a pod without --node-name: true; otherwise: false");
         /// Namespace of the Leases
         leader_election_namespace: Option<NamespaceName> = Text("NAME"),
             Computed("$POD_NAMESPACE, the pod's, \"default\"");
         /// Time without a renewal after which another process takes a Lease
         leader_election_lease_duration: GoDuration = Text("DURATION"), Value("15s");
-        /// Time without a renewal after which this process ends
+        /// Time without a renewal after which this process stops work
         leader_election_renew_deadline: GoDuration = Text("DURATION"), Value("10s");
         /// Time between two renewals of a Lease, or two attempts to acquire one
         leader_election_retry_period: GoDuration = Text("DURATION"), Value("5s");

@@ -60,10 +60,18 @@ impl Sidecar {
     /// Settings whose default is the sidecar's.
     pub(super) const fn defaults(self) -> &'static [(&'static str, &'static str)] {
         match self {
-            Self::Provisioner | Self::Resizer => {
-                &[("csi-address", CSI_ADDRESS), ("timeout", "10s"), SECRET_NAMESPACES]
-            }
-            Self::Attacher => &[("csi-address", CSI_ADDRESS), ("timeout", "15s"), SECRET_NAMESPACES],
+            Self::Provisioner | Self::Resizer => &[
+                ("csi-address", CSI_ADDRESS),
+                ("timeout", "10s"),
+                ("leader-election", "false"),
+                SECRET_NAMESPACES,
+            ],
+            Self::Attacher => &[
+                ("csi-address", CSI_ADDRESS),
+                ("timeout", "15s"),
+                ("leader-election", "false"),
+                SECRET_NAMESPACES,
+            ],
             Self::Registrar => &[("csi-address", CSI_ADDRESS), ("probe-timeout", "1s")],
             Self::LivenessProbe => &[("csi-address", CSI_ADDRESS), ("probe-timeout", "3s")],
         }

@@ -149,7 +149,7 @@ fn defaults_are_those_of_the_sidecar() {
         assert_eq!(found.timeout.to_string(), timeout, "{sidecar:?}");
         assert_eq!(found.probe_timeout.to_string(), probe_timeout, "{sidecar:?}");
         assert_eq!(found.csi_address.unwrap().0.to_string(), "/run/csi/socket");
-        assert!(!found.leader_election && found.http_endpoint.is_none());
+        assert!(found.leader_election != Some(true) && found.http_endpoint.is_none());
         assert!(found.immediate_topology && found.volume_name_uuid_length.0.is_none());
     }
 }
@@ -191,7 +191,11 @@ fn flags_set_settings() {
          --feature-gates=Topology=false -v=5 --logging-format=json --controller-publish-readonly=true",
     );
     assert_eq!((found.volume_name_prefix.as_str(), found.volume_name_uuid_length.0), ("vol", Some(10)));
-    assert!(found.leader_election && found.extra_create_metadata && found.controller_publish_readonly);
+    assert!(
+        found.leader_election == Some(true)
+            && found.extra_create_metadata
+            && found.controller_publish_readonly
+    );
     assert_eq!(found.leader_election_namespace.unwrap().0, "storage");
     let labels = [("team".to_owned(), "a".to_owned()), ("tier".to_owned(), "b".to_owned())];
     assert_eq!(found.leader_election_labels.0, labels.into());
