@@ -111,6 +111,48 @@ async fn a_process_that_waits_takes_the_journal_of_an_idle_owner_after_a_minute(
 }
 
 #[tokio::test(start_paused = true)]
+async fn the_loss_to_an_idle_process_is_reported_again_when_a_request_waits() {
+    let (api, metrics) = (api(), Metrics::default());
+    let wire = FaultyApi::new(&api);
+    let lost = tokio::sync::watch::Sender::new(LostJournals::new());
+    let (events, _loop) = EventSink::new(&wire.writer(), Arc::new(jiff::Timestamp::now), metrics.clone());
+    let reports = LossReports { lost: lost.clone(), events, component: "a".into() };
+    let (older, newer) = (journal(&wire, &metrics).with_loss_reports(reports), journal(&wire, &metrics));
+    let is_reported = || !lost.borrow().is_empty();
+    with_running(&older, async {
+        older.acquire().await.unwrap();
+        newer.acquire().await.unwrap();
+        assert!(older.write(intent("a")).await.is_err());
+        assert!(is_reported());
+        tokio::time::sleep(Duration::from_secs(55)).await;
+        assert!(is_reported(), "it may work");
+        tokio::time::sleep(TAKEN_BACK).await;
+        assert!(!is_reported(), "it has ended or has nothing to do");
+        assert!(older.acquire().await.is_err());
+        assert!(is_reported(), "a request waits");
+    })
+    .await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_put_needs_the_journal_again_after_its_config_map_was_deleted() {
+    let (api, metrics) = (api(), Metrics::default());
+    let wire = FaultyApi::new(&api);
+    let journal = journal(&wire, &metrics);
+    with_running(&journal, async {
+        journal.acquire().await.unwrap();
+        call(&api, Method::DELETE, SHARD_PATH, Value::Null).await;
+        let refused = journal.write(intent("a")).await.unwrap_err();
+        assert!(matches!(&refused, JournalError::Unavailable(text) if text.contains("owns")), "{refused}");
+        journal.acquire().await.unwrap();
+        journal.write(intent("a")).await.unwrap();
+        let map = get(&api, SHARD_PATH).await;
+        assert!(map["metadata"]["annotations"]["cofferdam.dev/journal-owner"].is_string(), "{map}");
+    })
+    .await;
+}
+
+#[tokio::test(start_paused = true)]
 async fn an_unknown_result_of_a_take_is_not_ownership() {
     let (api, metrics) = (api(), Metrics::default());
     let wire = FaultyApi::new(&api);

@@ -11,6 +11,7 @@ use super::{
     config_map::SHARD_COUNT,
     error::{JournalError, journal_error, replaced_meanwhile},
     intent::{Intent, MAX_SHARD_BYTES, encode},
+    ownership::Ownership,
     shard::UNDECODABLE_INTENT,
     state::{Journal, Replacement, Shard, ShardChange, TrackedIntent, WriteReceiver},
 };
@@ -201,6 +202,8 @@ impl Journal {
 
     /// Commits all shards with changes. Returns `false` if a removal must be retried.
     pub(super) async fn commit(&self) -> bool {
+        // A take reads and writes the same ConfigMaps.
+        let _taking = self.inner.taking.lock().await;
         let mut is_complete = true;
         for index in 0..SHARD_COUNT {
             is_complete &= self.commit_shard(index).await;
@@ -220,7 +223,7 @@ impl Journal {
                 return self.requeue_failed(index, batch, &error);
             }
             self.answer_puts_of_durable_intents(&mut batch);
-            self.reject_puts_if_taken(&mut batch);
+            self.reject_puts_if_lost(&mut batch);
             self.reject_outdated_replacements(&mut batch);
             if batch.is_empty() && !self.has_used_confirmations(index) {
                 return true;
@@ -299,23 +302,30 @@ impl Journal {
         }
     }
 
-    /// Rejects puts and replacements after another process has taken the journal. Removals remain: they apply
-    /// only to the intent that they name.
-    fn reject_puts_if_taken(&self, batch: &mut BTreeMap<Uid, ShardChange>) {
+    /// Rejects puts and replacements after this process has lost the journal: another process has taken it, or
+    /// its first ConfigMap or the owner in it was removed. Removals remain: they apply only to the intent that
+    /// they name.
+    fn reject_puts_if_lost(&self, batch: &mut BTreeMap<Uid, ShardChange>) {
         let mut state = self.inner.state.lock();
-        let Some(owner) = state.ownership.rival().map(str::to_owned) else { return };
+        let error = match &state.ownership {
+            Ownership::Lost(_) => JournalError::Taken(state.ownership.rival().unwrap_or_default().to_owned()),
+            Ownership::Unclaimed if state.has_owned => {
+                JournalError::Unavailable("no process owns the intent journal any more".to_owned())
+            }
+            Ownership::Unclaimed | Ownership::Owned { .. } => return,
+        };
         let is_new_request = |_: &Uid, change: &mut ShardChange| !matches!(change, ShardChange::Remove(_));
         for (uid, change) in batch.extract_if(.., is_new_request) {
-            let taken = || Err(JournalError::Taken(owner.clone()));
+            let lost = || Err(error.clone());
             match change {
                 ShardChange::Put { waiters, .. } => {
                     state.remove_intent(&uid);
                     for waiter in waiters {
-                        let _ = waiter.send(taken());
+                        let _ = waiter.send(lost());
                     }
                 }
                 ShardChange::Replace(replacement) => {
-                    let _ = replacement.waiter.send(taken());
+                    let _ = replacement.waiter.send(lost());
                 }
                 ShardChange::Remove(_) => {}
             }

@@ -1,8 +1,8 @@
 //! Intents: the content of the journal, and its JSON.
 
 use cofferdam_domain::{
-    ClaimKey, DriverName, NodeName, ReclaimPolicy, StorageClassName, Uid, storage::CreateVolume,
-    volume::SecretRef,
+    ClaimKey, DriverName, NodeName, ReclaimPolicy, StorageClassName, Uid, VolumeHandle,
+    storage::CreateVolume, volume::SecretRef,
 };
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
@@ -94,6 +94,12 @@ pub struct Intent {
     /// Time at which the intent was written. `None` in intents of older versions.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub recorded_at: Option<Timestamp>,
+    /// The volume that the driver has created for the request and that is to be deleted, because its claim
+    /// does not need it or has another one. The handle is written before DeleteVolume is called: the request
+    /// is not repeated any more, and another process deletes the volume. `None` before that, and in intents of
+    /// older versions.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub unneeded: Option<VolumeHandle>,
     /// The intent of the claim's mended request, which was built from the claim and its class while the
     /// result of `request` was unknown. The driver may have received both requests. It has the same claim,
     /// driver and name of the volume, and no mended request of its own.

@@ -15,7 +15,8 @@ const EVENT_REASON: &str = "IntentJournalTaken";
 
 /// The receivers of a journal's reports.
 pub struct LossReports {
-    /// Has an entry for the driver from a loss until this process or none owns the journal.
+    /// Has an entry for the driver from a loss until this process owns the journal again, or no process does.
+    /// Has none while the other process has changed nothing for a minute and no request waits.
     pub lost: watch::Sender<LostJournals>,
     /// Gets one event for each loss.
     pub events: EventSink,

@@ -48,19 +48,24 @@ impl Journal {
     /// # Errors
     /// [`JournalError::Taken`]. The journal then knows that this process has work.
     fn is_owned(&self) -> Result<bool, JournalError> {
-        let mut state = self.inner.state.lock();
-        match &state.ownership {
-            Ownership::Owned { .. } => {
-                state.worked_at = Some(Instant::now());
-                Ok(true)
+        let taken = {
+            let mut state = self.inner.state.lock();
+            match &state.ownership {
+                Ownership::Owned { .. } => {
+                    state.worked_at = Some(Instant::now());
+                    return Ok(true);
+                }
+                Ownership::Unclaimed => return Ok(false),
+                Ownership::Lost(rival) => {
+                    let taken = JournalError::Taken(rival.owner.clone());
+                    state.last_waited_at = Some(Instant::now());
+                    state.is_rival_idle = false;
+                    taken
+                }
             }
-            Ownership::Unclaimed => Ok(false),
-            Ownership::Lost(rival) => {
-                let taken = JournalError::Taken(rival.owner.clone());
-                state.waiting_since = Some(Instant::now());
-                Err(taken)
-            }
-        }
+        };
+        self.report_ownership();
+        Err(taken)
     }
 
     /// Writes a new owner to all ConfigMaps, after a read of all of them: another process may have written
@@ -151,6 +156,8 @@ impl Journal {
 
     fn set_ownership(&self, ownership: Ownership) {
         let mut state = self.inner.state.lock();
+        state.has_owned |= matches!(ownership, Ownership::Owned { .. });
+        state.is_rival_idle = false;
         state.ownership = ownership;
         drop(state);
         self.report_ownership();
@@ -196,9 +203,11 @@ impl Journal {
             let mut state = self.inner.state.lock();
             // A waiting caller tries again at each interval.
             let waits = |since: Instant| now.duration_since(since) < OWNER_CHECK_INTERVAL * 2;
-            let has_work = has_intents || state.waiting_since.is_some_and(waits);
+            let has_work = has_intents || state.last_waited_at.is_some_and(waits);
+            state.is_rival_idle = !has_work && state.ownership.is_rival_idle(now);
             state.ownership.may_take_back(has_work, now)
         };
+        self.report_ownership();
         if !may_take {
             return Ok(());
         }
@@ -207,6 +216,7 @@ impl Journal {
     }
 
     async fn renew(&self) -> Result<(), ApiError> {
+        let _taking = self.inner.taking.lock().await;
         let renewals = {
             let mut state = self.inner.state.lock();
             state.renewals += 1;

@@ -37,7 +37,8 @@ pub(super) const RETRY_TOLERANCE: Duration = Duration::from_secs(60);
 /// Interval at which a process reads the ConfigMaps of a journal that it has lost. Callers of
 /// `Journal::acquire` try again at this interval.
 pub const OWNER_CHECK_INTERVAL: Duration = Duration::from_secs(10);
-/// Time without a change of the ConfigMap after which another process may take the journal: three renewals.
+/// Time without a change of any ConfigMap after which a process that has lost the journal may take it back:
+/// three renewals.
 const STANDSTILL: Duration = Duration::from_secs(60);
 
 /// Versions of the journal's ConfigMaps.
@@ -46,7 +47,7 @@ pub(super) type Versions = [ResourceVersion; SHARD_COUNT];
 /// The owner of a journal, as this process knows it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Ownership {
-    /// This process has not taken the journal yet, or nobody owns it.
+    /// This process has not taken the journal yet, or no process owns it.
     Unclaimed,
     /// This process owns the journal. Reads of a ConfigMap's versions below `since` are older than this.
     Owned { owner: String, since: Versions },
@@ -63,6 +64,8 @@ pub(super) struct Rival {
     former: Option<String>,
     /// Versions of the ConfigMaps.
     versions: Versions,
+    /// Time at which this process last saw a change.
+    changed_at: Instant,
     /// Begin of the time in which this process has had work and has seen no change. `None` without work.
     unchanged_since: Option<Instant>,
 }
@@ -70,13 +73,14 @@ pub(super) struct Rival {
 impl Rival {
     fn new(owner: &str, former: Option<String>) -> Self {
         let versions = Versions::default();
-        Self { owner: owner.to_owned(), former, versions, unchanged_since: None }
+        Self { owner: owner.to_owned(), former, versions, changed_at: Instant::now(), unchanged_since: None }
     }
 
     /// Notes the version of a ConfigMap. A change shows that the rival works.
     fn observe_version(&mut self, shard: usize, version: ResourceVersion) {
         let Some(known) = self.versions.get_mut(shard).filter(|known| **known != version) else { return };
         *known = version;
+        self.changed_at = Instant::now();
         self.unchanged_since = None;
     }
 }
@@ -137,6 +141,11 @@ impl Ownership {
         }
         let unchanged_since = *rival.unchanged_since.get_or_insert(now);
         now.duration_since(unchanged_since) >= STANDSTILL
+    }
+
+    /// Returns true if the journal was lost, and the rival has changed nothing for [`STANDSTILL`].
+    pub(super) fn is_rival_idle(&self, now: Instant) -> bool {
+        matches!(self, Self::Lost(rival) if now.duration_since(rival.changed_at) >= STANDSTILL)
     }
 
     /// The rival's name, if the journal was lost.

@@ -137,7 +137,12 @@ impl Journal {
     /// Updates the ownership after a read of a ConfigMap, and logs a loss once. Returns true if the journal was
     /// lost.
     fn observe_owner(&self, index: usize, owner: Option<&str>, version: ResourceVersion) -> bool {
-        let is_lost = self.inner.state.lock().ownership.observe(index, owner, version);
+        let is_lost = {
+            let mut state = self.inner.state.lock();
+            let is_lost = state.ownership.observe(index, owner, version);
+            state.is_rival_idle &= !is_lost;
+            is_lost
+        };
         if is_lost {
             tracing::warn!(
                 driver = %self.inner.driver,
@@ -172,7 +177,7 @@ impl Journal {
 
     pub(super) fn report_ownership(&self) {
         let state = self.inner.state.lock();
-        let rival = state.ownership.rival();
+        let rival = state.ownership.rival().filter(|_| !state.is_rival_idle);
         self.inner.metrics.set_journal_owned(&self.inner.driver, rival.is_none());
         if let Some(reports) = &state.loss_reports {
             reports.set_owner(&self.inner.driver, rival);

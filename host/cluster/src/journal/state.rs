@@ -100,8 +100,13 @@ pub(super) struct State {
     pub(super) ownership: Ownership,
     /// Name of this process, the first part of its name as the owner.
     pub(super) identity: String,
+    /// True once this process has owned the journal.
+    pub(super) has_owned: bool,
     /// Time of the last call of [`Journal::acquire`] that waits for another process.
-    pub(super) waiting_since: Option<Instant>,
+    pub(super) last_waited_at: Option<Instant>,
+    /// True if the process that has taken the journal has changed nothing for a minute, and no request of
+    /// this process waits for it: the loss is not reported meanwhile.
+    pub(super) is_rival_idle: bool,
     /// Time of this process's last write of the first ConfigMap.
     pub(super) written_at: Option<Instant>,
     pub(super) renewals: u64,
@@ -192,7 +197,9 @@ impl Journal {
             recovered: Vec::new(),
             ownership: Ownership::Unclaimed,
             identity: "cofferdam".to_owned(),
-            waiting_since: None,
+            has_owned: false,
+            last_waited_at: None,
+            is_rival_idle: false,
             written_at: None,
             renewals: 0,
             worked_at: None,

@@ -40,6 +40,7 @@ pub(crate) fn intent(uid: &str) -> Intent {
             source: None,
         },
         recorded_at: None,
+        unneeded: None,
         mended: None,
     }
 }

@@ -224,6 +224,18 @@ impl Provisioner {
         }
     }
 
+    /// Repeats the deletion of the volume that the intent names as unneeded.
+    pub(super) async fn retry_deletion(
+        &self,
+        driver: &ManagedDriver,
+        intent: &Arc<Intent>,
+        handle: VolumeHandle,
+    ) -> Action {
+        let recorder = self.context.recorders.of_claim(&intent.claim);
+        let deleted = self.delete_recorded(driver, intent, &handle, &recorder).await;
+        self.finish_created(driver, intent, handle, deleted, &recorder).await
+    }
+
     /// Records a call that has not completed the intent. No user waits for the volume of a deleted claim: its
     /// calls have the longest back-off.
     fn record_failure(&self, request: &Intent, retry_after: Option<Duration>) {

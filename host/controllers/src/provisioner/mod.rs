@@ -5,7 +5,6 @@ mod contests;
 mod create;
 mod create_secret;
 mod declaration;
-mod duplicate;
 mod immediate_binding;
 mod infeasible;
 mod journal_waits;

@@ -14,7 +14,6 @@
 //! | call the driver | `super::create`: `create` |
 //! | create the PersistentVolume, remove the intent | `super::save` |
 //! | or delete a volume that the claim does not need | `super::undo` |
-//! | or delete a volume beside that of the claim's PersistentVolume | `super::duplicate` |
 //! | or report an intent whose result stays unknown | `super::stuck` |
 //!
 //! For a claim of a node-local driver without a selected node, `super::immediate_binding` selects the node of
@@ -34,7 +33,7 @@ use cofferdam_cluster::{
 };
 use cofferdam_domain::{
     Claim, ClaimKey, CsiNode, DriverName, Node, NodeName, StorageClass, Uid, Volume, VolumeAttachment,
-    VolumeAttributesClass, VolumeName, names, storage::CreatedVolume, term::Term,
+    VolumeAttributesClass, VolumeName, names, term::Term,
 };
 use parking_lot::Mutex;
 use serde_json::json;
@@ -123,9 +122,6 @@ pub(crate) struct Provisioner {
     /// Attempts of this process to select its own node for claims of node-local drivers. Processes of other
     /// nodes compete for the same claims. An entry is removed when its claim has a volume or is deleted.
     pub(super) contests: Mutex<ImmediateBindingContests>,
-    /// Volumes that the driver has created for claims whose PersistentVolume has another volume, by UID of the
-    /// claim. An entry is removed when its volume is deleted.
-    pub(super) duplicates: Mutex<HashMap<Uid, CreatedVolume>>,
     pub(super) release_hints: ReleaseHints,
     /// Lists of all PersistentVolumes. The result is one that cannot be decoded, or `None`.
     pub(super) volume_lists: SingleFlightReads<Option<VolumeName>>,
@@ -146,7 +142,6 @@ impl Controller for Provisioner {
             call_backoff: CallBackoff::new(backoff),
             waiting_for_topology: Mutex::default(),
             contests: Mutex::default(),
-            duplicates: Mutex::default(),
             release_hints: ReleaseHints::default(),
             volume_lists: SingleFlightReads::default(),
             context,
@@ -333,10 +328,6 @@ impl Provisioner {
             // 1. Find the intent: the result of its request is determined before anything else.
             let found = self.find_intent(uid);
             let intent = found.as_ref().map(|(_, intent)| intent);
-            let duplicate = self.duplicates.lock().get(uid).cloned();
-            if let (Some((driver, intent)), Some(duplicate)) = (&found, duplicate) {
-                return self.retry_duplicate(driver, intent, &duplicate).await;
-            }
 
             // 2. Decide from the cache.
             let is_managed_driver = |driver: &DriverName| self.context.drivers.contains_key(driver);
@@ -419,6 +410,19 @@ impl Provisioner {
                             None if driver.journal.get(uid).as_ref() != Some(&intent) => None,
                             None => Some(self.create(driver, &intent, (kind, &request), secrets).await),
                         },
+                    }
+                }
+
+                // Delete a volume whose deletion has failed before, or which another process found.
+                ProvisionVerdict::DeleteUnneeded(handle) => {
+                    let Some((driver, intent)) = found else { return Action::Requeue };
+                    if let Some(time_left) = self.call_backoff.time_left(uid) {
+                        return Action::RequeueAfter(time_left);
+                    }
+                    match self.acquire_journal(&intent).await {
+                        Some(wait) => Some(wait),
+                        None if driver.journal.get(uid).as_ref() != Some(&intent) => None,
+                        None => Some(self.retry_deletion(driver, &intent, handle).await),
                     }
                 }
 

@@ -14,7 +14,7 @@ use std::{
 use cofferdam_cluster::{Cache, Intent, IntentClass, IntentSecrets, Lookup};
 use cofferdam_domain::{
     AccessMode, AccessModes, BindingMode, Claim, ClaimKey, ClusterId, DriverName, NodeName, ReclaimPolicy,
-    StorageClass, Uid, Volume, VolumeMode, VolumeName, VolumePhase, names,
+    StorageClass, Uid, Volume, VolumeHandle, VolumeMode, VolumeName, VolumePhase, names,
     storage::{
         AccessType, CapacityRange, CreateVolume, CreatedVolume, CsiAccessMode, ErrorKind, Finality,
         Parameters, StorageError, TopologyRequirement, VolumeCapability, VolumeOwner,
@@ -116,6 +116,8 @@ pub enum ProvisionVerdict {
     /// Call `CreateVolume` with the next request of the intent, see [`mending::next_request`], then see
     /// [`decide_after_create`].
     Create(Arc<Intent>),
+    /// Delete the volume of this handle, which the intent names as unneeded, then remove the intent.
+    DeleteUnneeded(VolumeHandle),
     /// The claim's PersistentVolume exists: emit the event of a provisioned claim, and remove the intent.
     RemoveIntent,
     /// For a claim of a node-local driver: write the node of this process to the annotation `selected-node`.
@@ -185,6 +187,9 @@ pub fn volume_name(prefix: &str, uuid_length: Option<u8>, claim: &Uid) -> Volume
 /// Decides the next effect for the claim with this UID.
 pub fn decide_provisioning(input: ProvisionerInput<'_>, uid: &Uid) -> ProvisionVerdict {
     let claim = input.cache.claim_by_uid(uid);
+    if let Some(handle) = input.intent.and_then(|intent| intent.unneeded.clone()) {
+        return ProvisionVerdict::DeleteUnneeded(handle);
+    }
     if let Some(intent) = input.intent {
         let name = VolumeName::from(intent.request.name.as_str());
         return match input.cache.volumes.get(&name) {
@@ -514,6 +519,7 @@ fn build_request(
             source: None,
         },
         recorded_at: None,
+        unneeded: None,
         mended: None,
     })
 }

@@ -7,11 +7,10 @@ use cofferdam_domain::{AccessMode, Volume, VolumeName, storage::CreatedVolume};
 use tokio::time::Instant;
 
 use super::{
-    duplicate,
     object::{self, ClaimFields},
     reconcile::Provisioner,
     rules,
-    undo::{CompletionError, referenced_volume_message},
+    undo::{CompletionError, has_created_volume, referenced_volume_message},
 };
 use crate::{drivers::ManagedDriver, events::EventSpec, step_recorder::StepRecorder};
 
@@ -31,8 +30,8 @@ impl Provisioner {
         started: Instant,
     ) -> Result<Action, CompletionError> {
         // 1. Two PersistentVolumes must not refer to one volume: to delete one would delete the other's data.
-        if let Some(other) = self.other_volume_with_handle(intent, &created) {
-            let message = referenced_volume_message(intent, &created, &other);
+        if let Some(other) = self.other_volume_with_handle(intent, &created.handle) {
+            let message = referenced_volume_message(intent, &created.handle, &other);
             recorder.record(StepResult::Failed, message.clone(), None);
             return Err(self.fail_completion(intent, message, true));
         }
@@ -99,9 +98,9 @@ impl Provisioner {
             Ok(Some(volume))
                 if volume.claim_ref.as_ref().and_then(|r| r.uid.as_ref()) == Some(&intent.claim_uid) =>
             {
-                if !duplicate::has_created_volume(&volume, intent, created) {
-                    self.duplicates.lock().insert(intent.claim_uid.clone(), created.clone());
-                    return Ok(self.delete_duplicate(driver, intent, created).await);
+                // Another process or a user created the PersistentVolume during the call, for another volume.
+                if !has_created_volume(&volume, intent, &created.handle) {
+                    return self.delete_unneeded(driver, intent, created, None, recorder).await;
                 }
                 self.emit_provisioning_succeeded(driver, intent);
                 driver.journal.remove(&intent.claim_uid);

@@ -6,7 +6,10 @@ use std::sync::Arc;
 use cofferdam_cluster::{
     ApiError, Intent, Lookup, deletion_freeze, observer::StepResult, queue::Action, reflector::Scope,
 };
-use cofferdam_domain::{Claim, Volume, VolumeName, storage::CreatedVolume};
+use cofferdam_domain::{
+    Claim, Volume, VolumeHandle, VolumeName,
+    storage::{CreatedVolume, Secrets},
+};
 use tokio::time::Instant;
 
 use super::{placement, reconcile::Provisioner, rules};
@@ -21,7 +24,7 @@ pub(super) struct CompletionError {
     pub(super) message: String,
 }
 
-/// Result of live reads about a created volume that its claim seems not to need.
+/// Result of live reads about a created volume.
 enum CreatedVolumeCheck {
     /// No claim needs the volume, and no PersistentVolume refers to it.
     Unneeded,
@@ -33,21 +36,26 @@ enum CreatedVolumeCheck {
     Undecided(String),
 }
 
+/// Returns true if the PersistentVolume has the volume that the driver created for the intent.
+pub(super) fn has_created_volume(volume: &Volume, intent: &Intent, created: &VolumeHandle) -> bool {
+    volume.csi.as_ref().is_some_and(|csi| csi.driver == intent.driver && csi.handle == *created)
+}
+
 /// The reason why a created volume gets no PersistentVolume and is not deleted: the PersistentVolume `other`
 /// refers to it.
 pub(super) fn referenced_volume_message(
     intent: &Intent,
-    created: &CreatedVolume,
+    handle: &VolumeHandle,
     other: &VolumeName,
 ) -> String {
-    let (driver, handle) = (&intent.driver, &created.handle);
+    let driver = &intent.driver;
     format!("driver {driver} returned volume {handle}, which PersistentVolume {other} refers to already")
 }
 
 impl Provisioner {
-    /// Deletes a volume that no claim needs, by its handle, then removes the intent. `message` is the reason
-    /// for an event on the claim, which is then retried with back-off; `None` if the volume is deleted only
-    /// because no claim needs it.
+    /// Deletes a volume that no claim needs, by its handle, then removes the intent. The handle is written to
+    /// the intent before. `message` is the reason for an event on the claim, which is then retried with
+    /// back-off; `None` if the volume is deleted only because no claim needs it.
     ///
     /// # Errors
     /// The volume may still exist, or its claim needs another one: retried with back-off.
@@ -59,24 +67,75 @@ impl Provisioner {
         message: Option<String>,
         recorder: &StepRecorder,
     ) -> Result<Action, CompletionError> {
-        // 1. Delete nothing while deletions are frozen.
+        let handle = &created.handle;
+        let secrets = self.prepare_deletion(intent, handle, recorder).await?;
+        let check = self.check_created_volume(intent, created).await;
+        if let Some(action) = self.act_on_check(driver, intent, check, recorder)? {
+            return Ok(action);
+        }
+        let recorded = self.record_unneeded(driver, intent, handle, recorder).await?;
+        self.call_delete(driver, &recorded, handle, secrets, message, recorder).await
+    }
+
+    /// As [`delete_unneeded`](Self::delete_unneeded), for a volume that the intent names as unneeded. The
+    /// driver may have deleted it already: no claim gets it any more.
+    ///
+    /// # Errors
+    /// The volume may still exist: retried with back-off.
+    pub(super) async fn delete_recorded(
+        &self,
+        driver: &ManagedDriver,
+        intent: &Arc<Intent>,
+        handle: &VolumeHandle,
+        recorder: &StepRecorder,
+    ) -> Result<Action, CompletionError> {
+        let secrets = self.prepare_deletion(intent, handle, recorder).await?;
+        let check = self.check_references(intent, handle).await;
+        if matches!(check, Ok(CreatedVolumeCheck::Needed)) {
+            // A user has created the claim's PersistentVolume for it.
+            driver.journal.remove(&intent.claim_uid);
+            return Ok(Action::Requeue);
+        }
+        if let Some(action) = self.act_on_check(driver, intent, check, recorder)? {
+            return Ok(action);
+        }
+        self.call_delete(driver, intent, handle, secrets, None, recorder).await
+    }
+
+    /// Returns the secrets of the deletion. They are read before the checks, so that fewer requests separate
+    /// these from the deletion.
+    ///
+    /// # Errors
+    /// Deletions are frozen, or the Secret cannot be read.
+    async fn prepare_deletion(
+        &self,
+        intent: &Intent,
+        handle: &VolumeHandle,
+        recorder: &StepRecorder,
+    ) -> Result<Secrets, CompletionError> {
         if deletion_freeze::is_frozen(&self.context.cache) {
             return Err(self.requeue_while_frozen(recorder));
         }
-
-        // 2. Read the Secret, so that no request separates the checks from the deletion.
         let secret = intent.secrets.provisioner.as_ref();
-        let secrets = match self.read_delete_secret(secret, &intent.request.name).await {
-            Ok(secrets) => secrets,
-            Err(error) => {
-                let text = format!("cannot delete the unneeded volume {}: {error}", created.handle);
-                recorder.record(StepResult::Failed, text.clone(), None);
-                return Err(self.fail_completion(intent, text, false));
-            }
-        };
+        self.read_delete_secret(secret, &intent.request.name).await.map_err(|error| {
+            let text = format!("cannot delete the unneeded volume {handle}: {error}");
+            recorder.record(StepResult::Failed, text.clone(), None);
+            self.fail_completion(intent, text, false)
+        })
+    }
 
-        // 3. Check with live reads that no claim needs the volume.
-        match self.check_created_volume(intent, created).await {
+    /// Returns `None` if the volume may be deleted, or the action that ends the reconcile of the claim.
+    ///
+    /// # Errors
+    /// The volume is not deleted now.
+    fn act_on_check(
+        &self,
+        driver: &ManagedDriver,
+        intent: &Intent,
+        check: Result<CreatedVolumeCheck, ApiError>,
+        recorder: &StepRecorder,
+    ) -> Result<Option<Action>, CompletionError> {
+        match check {
             Ok(CreatedVolumeCheck::Unneeded) => {}
             Ok(CreatedVolumeCheck::Needed) => {
                 let message = format!("claim {} needs the volume", intent.claim);
@@ -96,20 +155,56 @@ impl Provisioner {
                 }
                 // The claim is deleted, and the volume belongs to the PersistentVolume that refers to it.
                 driver.journal.remove(&intent.claim_uid);
-                return Ok(Action::Done);
+                return Ok(Some(Action::Done));
             }
             Err(error) => return Err(self.fail_completion(intent, error.to_string(), false)),
         }
-
-        // 4. A restore may have been detected by these reads, or by others.
-        if deletion_freeze::is_frozen(&self.context.cache) {
-            return Err(self.requeue_while_frozen(recorder));
+        // A restore may have been detected by these reads, or by others.
+        match deletion_freeze::is_frozen(&self.context.cache) {
+            true => Err(self.requeue_while_frozen(recorder)),
+            false => Ok(None),
         }
+    }
 
-        // 5. Delete the volume, then the intent.
+    /// Writes the handle to the intent, so that a later attempt, also of another process, deletes the volume
+    /// without a CreateVolume call. Such a call would be [blocked](cofferdam_backend::in_flight) by a deletion
+    /// in doubt. Returns the written intent.
+    ///
+    /// # Errors
+    /// The intent was not written.
+    async fn record_unneeded(
+        &self,
+        driver: &ManagedDriver,
+        intent: &Intent,
+        handle: &VolumeHandle,
+        recorder: &StepRecorder,
+    ) -> Result<Arc<Intent>, CompletionError> {
+        let started = Instant::now();
+        // `intent` may have one of two requests, or both.
+        let Some(current) = driver.journal.get(&intent.claim_uid) else {
+            let message = format!("the intent of claim {} was removed", intent.claim);
+            return Err(CompletionError { action: Action::Requeue, message });
+        };
+        let recorded = Intent { unneeded: Some(handle.clone()), mended: None, ..intent.clone() };
+        driver.journal.replace(&current, recorded).await.map_err(|error| {
+            let text = format!("cannot delete the unneeded volume {handle}: {error}");
+            recorder.record(StepResult::Failed, text.clone(), Some(started.elapsed()));
+            self.fail_completion(intent, text, false)
+        })
+    }
+
+    async fn call_delete(
+        &self,
+        driver: &ManagedDriver,
+        intent: &Intent,
+        handle: &VolumeHandle,
+        secrets: Secrets,
+        message: Option<String>,
+        recorder: &StepRecorder,
+    ) -> Result<Action, CompletionError> {
         let call = self.context.calls.call(&self.context.term, secrets);
         let started = Instant::now();
-        match driver.backend.delete_volume(call, created.handle.clone()).await {
+        match driver.backend.delete_volume(call, handle.clone()).await {
             Ok(()) => {
                 let text = format!("{} deletes the volume, which no claim needs", intent.driver);
                 recorder.record(StepResult::Applied, text, Some(started.elapsed()));
@@ -121,10 +216,7 @@ impl Provisioner {
                 }
             }
             Err(error) => {
-                let text = format!(
-                    "{} cannot delete the unneeded volume {}: {error}",
-                    intent.driver, created.handle
-                );
+                let text = format!("{} cannot delete the unneeded volume {handle}: {error}", intent.driver);
                 recorder.record(StepResult::Failed, text.clone(), Some(started.elapsed()));
                 let action = self.backoff_after_failure(
                     &intent.claim_uid,
@@ -164,41 +256,17 @@ impl Provisioner {
         intent: &Intent,
         created: &CreatedVolume,
     ) -> Result<CreatedVolumeCheck, ApiError> {
-        // 1. The PersistentVolume of the request's name.
-        let name = VolumeName::from(intent.request.name.as_str());
-        if let Some(volume) = self.context.writer.get::<Volume>(&name).await?
-            && !self.is_on_other_node(intent, &volume)
-        {
-            if volume.claim_ref.as_ref().and_then(|r| r.uid.as_ref()) == Some(&intent.claim_uid) {
-                return Ok(CreatedVolumeCheck::Needed);
-            }
-            if volume.csi.as_ref().is_some_and(|csi| csi.handle == created.handle) {
-                return Ok(CreatedVolumeCheck::Referenced(referenced_volume_message(intent, created, &name)));
-            }
+        // 1. The PersistentVolumes.
+        let references = self.check_references(intent, &created.handle).await?;
+        if !matches!(references, CreatedVolumeCheck::Unneeded) {
+            return Ok(references);
         }
 
-        // 2. Every other PersistentVolume. The list updates the cache. Concurrent checks share it: many
-        //    claims may be deleted at once while the driver creates their volumes.
-        let list = |_| async {
-            let volumes = self.context.writer.list_scope::<Volume>(&Scope::default()).await?;
-            Ok::<_, ApiError>(volumes.into_iter().find_map(Result::err).map(|undecodable| undecodable.key))
-        };
-        if let Some(key) = self.volume_lists.read_live("", list).await? {
-            let handle = &created.handle;
-            return Ok(CreatedVolumeCheck::Undecided(format!(
-                "PersistentVolume {key} cannot be decoded and may refer to volume {handle}: \
-                 the volume is not deleted"
-            )));
-        }
-        if let Some(other) = self.other_volume_with_handle(intent, created) {
-            return Ok(CreatedVolumeCheck::Referenced(referenced_volume_message(intent, created, &other)));
-        }
-
-        // 3. The claim, and then the current resourceVersions: the reads above may be of a restored one.
+        // 2. The claim.
         self.context.writer.refresh::<Claim>(&intent.claim).await?;
-        self.context.restore_check.detect_live().await?;
 
-        // 4. The claim does not need a volume that is too small, or whose name is taken.
+        // 3. The claim does not need a volume that is too small, or whose name is taken.
+        let name = VolumeName::from(intent.request.name.as_str());
         let too_small =
             created.capacity.is_some_and(|bytes| bytes > 0 && Some(bytes) < intent.request.capacity.required);
         let is_name_taken = matches!(self.context.cache.volumes.get(&name), Lookup::Found(_));
@@ -208,17 +276,58 @@ impl Provisioner {
         Ok(if is_needed { CreatedVolumeCheck::Needed } else { CreatedVolumeCheck::Unneeded })
     }
 
+    /// Checks with live reads that no PersistentVolume refers to the volume.
+    async fn check_references(
+        &self,
+        intent: &Intent,
+        handle: &VolumeHandle,
+    ) -> Result<CreatedVolumeCheck, ApiError> {
+        // 1. The PersistentVolume of the request's name.
+        let name = VolumeName::from(intent.request.name.as_str());
+        if let Some(volume) = self.context.writer.get::<Volume>(&name).await?
+            && !self.is_on_other_node(intent, &volume)
+            && has_created_volume(&volume, intent, handle)
+        {
+            let is_of_claim =
+                volume.claim_ref.as_ref().and_then(|r| r.uid.as_ref()) == Some(&intent.claim_uid);
+            return Ok(match is_of_claim {
+                true => CreatedVolumeCheck::Needed,
+                false => CreatedVolumeCheck::Referenced(referenced_volume_message(intent, handle, &name)),
+            });
+        }
+
+        // 2. Every other PersistentVolume. The list updates the cache. Concurrent checks share it: many
+        //    claims may be deleted at once while the driver creates their volumes.
+        let list = |_| async {
+            let volumes = self.context.writer.list_scope::<Volume>(&Scope::default()).await?;
+            Ok::<_, ApiError>(volumes.into_iter().find_map(Result::err).map(|undecodable| undecodable.key))
+        };
+        if let Some(key) = self.volume_lists.read_live("", list).await? {
+            return Ok(CreatedVolumeCheck::Undecided(format!(
+                "PersistentVolume {key} cannot be decoded and may refer to volume {handle}: \
+                 the volume is not deleted"
+            )));
+        }
+        if let Some(other) = self.other_volume_with_handle(intent, handle) {
+            return Ok(CreatedVolumeCheck::Referenced(referenced_volume_message(intent, handle, &other)));
+        }
+
+        // 3. The current resourceVersions: the reads above may be of a restored cluster.
+        self.context.restore_check.detect_live().await?;
+        Ok(CreatedVolumeCheck::Unneeded)
+    }
+
     /// Returns the name of another PersistentVolume in the cache that refers to the volume, or `None`. A
     /// PersistentVolume of a node-local driver on another node does not count: the driver may use the same
     /// handle there for another volume.
     pub(super) fn other_volume_with_handle(
         &self,
         intent: &Intent,
-        created: &CreatedVolume,
+        handle: &VolumeHandle,
     ) -> Option<VolumeName> {
         let name = VolumeName::from(intent.request.name.as_str());
         let may_share_storage = |other: &Volume| !self.is_on_other_node(intent, other);
-        self.context.cache.other_volume_with_handle(&intent.driver, &created.handle, &name, may_share_storage)
+        self.context.cache.other_volume_with_handle(&intent.driver, handle, &name, may_share_storage)
     }
 
     pub(super) fn is_on_other_node(&self, intent: &Intent, volume: &Volume) -> bool {

@@ -35,6 +35,7 @@ pub(in super::super) fn intent(tier: &str) -> Intent {
             source: None,
         },
         recorded_at: Some("2026-06-03T12:00:00Z".parse().unwrap()),
+        unneeded: None,
         mended: None,
     }
 }

@@ -148,6 +148,7 @@ fn describe(verdict: &ProvisionVerdict) -> String {
         ProvisionVerdict::WriteIntent(_) => "write intent".to_owned(),
         ProvisionVerdict::WriteMended(_) => "write mended request".to_owned(),
         ProvisionVerdict::Create(_) => "create".to_owned(),
+        ProvisionVerdict::DeleteUnneeded(handle) => format!("delete {handle}"),
         ProvisionVerdict::RemoveIntent => "remove intent".to_owned(),
         ProvisionVerdict::Reject { message, permanent } => {
             format!("{} {message}", if *permanent { "reject" } else { "retry" })
@@ -451,6 +452,18 @@ fn a_written_intent_is_replayed_until_its_volume_exists() {
         if let ProvisionVerdict::Create(replayed) = verdict {
             assert_eq!(replayed, intent, "{name}: the intent is unchanged");
         }
+    }
+}
+
+#[test]
+fn a_volume_whose_deletion_was_recorded_is_deleted_whatever_the_claim_needs() {
+    let recorded = Intent { unneeded: Some("h".into()), ..(*intent()).clone() };
+    for (claim, volume) in
+        [(Some(claim_json()), None), (Some(claim_json()), Some(volume_json())), (None, None)]
+    {
+        let mut fixture = ProvisionerFixture::new(claim, Some(class_json()), volume);
+        fixture.intent = Some(Arc::new(recorded.clone()));
+        assert_eq!(describe(&fixture.decide()), "delete h");
     }
 }
 

@@ -255,6 +255,14 @@ pub(super) fn scenarios() -> Vec<Scenario> {
             ..base()
         },
         Scenario {
+            name: "claim deleted during CreateVolume, and DeleteVolume loses its response: the volume is deleted",
+            actions: gold_claim(),
+            create_faults: vec![DriverFault::ConcurrentAction(Delete(CLAIM))],
+            delete_faults: vec![DriverFault::LostResponse],
+            calls: &["create gone", "delete gone", "delete gone"],
+            ..base()
+        },
+        Scenario {
             name: "claim deleted during CreateVolume, and the next process gets Internal first: \
                   the volume is deleted",
             actions: gold_claim(),

@@ -61,19 +61,14 @@ pub(super) fn scenarios() -> Vec<Scenario> {
             delete_faults: vec![DriverFault::Refuse(ErrorKind::Internal); 100],
             array_owners: &["gone"],
             events: &[CONFIRMED, NOT_CONFIRMED, STUCK_EVENT],
-            // Each attempt begins with CreateVolume, at the longest back-off.
+            // The intent has the handle: CreateVolume is not called again.
             calls: &[
                 "create gone",
                 "delete gone",
-                "create gone",
                 "delete gone",
-                "create gone",
                 "delete gone",
-                "create gone",
                 "delete gone",
-                "create gone",
                 "delete gone",
-                "create gone",
                 "delete gone",
             ],
             violations: FORGOTTEN,
