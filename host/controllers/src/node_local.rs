@@ -80,6 +80,9 @@ pub(crate) enum OnlyNodeError {
         /// The other node.
         other: NodeName,
     },
+    /// The topology segments of this node are not known.
+    #[error(transparent)]
+    Segments(#[from] SegmentsError),
     /// The Nodes cannot be read.
     #[error(transparent)]
     Read(#[from] ApiError),
@@ -157,18 +160,17 @@ impl LocalNode {
     /// whose value is unique to the node.
     ///
     /// # Errors
-    /// Another node may have the volume, or the Nodes cannot be read.
+    /// Another node may have the volume, the segments of this node are not known, or the Nodes cannot be read.
     pub(crate) async fn check_only_node(
         &self,
         volume: &Volume,
         writer: &Writer,
     ) -> Result<(), OnlyNodeError> {
-        // Without segments, the process does not manage the volume: see `has_volume`.
-        let segments = volume.csi.as_ref().and_then(|csi| self.segments(&csi.driver, writer.cache()).ok());
-        let Some(segments) = segments.filter(|segments| !segments.contains_key(names::NODE_TOPOLOGY_KEY))
-        else {
+        let Some(csi) = &volume.csi else { return Ok(()) };
+        let segments = self.segments(&csi.driver, writer.cache())?;
+        if segments.contains_key(names::NODE_TOPOLOGY_KEY) {
             return Ok(());
-        };
+        }
         let labels: Vec<String> = segments.iter().map(|(key, value)| format!("{key}={value}")).collect();
         let scope = Scope { label_selector: Some(labels.join(",")), ..Scope::default() };
         let nodes = writer.read_scope::<Node>(&scope).await?;

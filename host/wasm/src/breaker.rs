@@ -1,7 +1,7 @@
 //! Circuit breaker of a backend: rejects calls while the backend only traps, hangs or exceeds its limits.
 //!
-//! Failures are counted by subject: the object that a call is about, or the method of a call without one. A
-//! user whose claim always fails does not stop the driver for others.
+//! Failures are counted by subject: the object that a call is about, or the method of a call without one. One
+//! claim whose calls always fail does not open the driver's circuit.
 //!
 //! - The circuit of a subject opens after consecutive failures of its calls: they are rejected for a delay,
 //!   which doubles with each further failure.
@@ -10,7 +10,7 @@
 //!   its failure opens it for twice the delay. A subject whose last call failed becomes the trial one delay
 //!   later than others, which so go first.
 //!
-//! Each delay is at most 60 times the first. Errors that the guest itself returns count as successes.
+//! A delay is at most 60 times the first one. Errors that the guest itself returns count as successes.
 
 use std::{
     collections::HashMap,
@@ -119,7 +119,7 @@ impl Breaker {
     }
 
     /// Admits a call of at most `max_duration`. The error has the longest time until the next call is
-    /// admitted: the rest of a delay, or of the running trial's maximum duration.
+    /// admitted: what is left of a delay, or of the running trial's maximum duration.
     pub(crate) fn admit(
         &mut self,
         subject: BreakerSubject,
@@ -127,8 +127,8 @@ impl Breaker {
         max_duration: Duration,
     ) -> Result<BreakerPermit, OpenCircuit> {
         let failures = self.failing.get(&subject).copied();
-        if let Some(rest) = failures.and_then(|failures| rest(failures.until, now)) {
-            return Err(OpenCircuit { is_of_subject: true, pause: rest });
+        if let Some(pause) = failures.and_then(|failures| time_left(failures.until, now)) {
+            return Err(OpenCircuit { is_of_subject: true, pause });
         }
         let open = |pause| OpenCircuit { is_of_subject: false, pause };
         let pause = match self.state {
@@ -136,11 +136,11 @@ impl Breaker {
             BreakerState::Open { until, pause } => {
                 // Other subjects become the trial first.
                 let until = if failures.is_some() { until + pause } else { until };
-                rest(until, now).map_or(Ok(pause), |rest| Err(open(rest)))?
+                time_left(until, now).map_or(Ok(pause), |time_left| Err(open(time_left)))?
             }
             // A trial whose result was lost, with its task, blocks other calls only until its deadline.
             BreakerState::HalfOpen { pause, trial_deadline } => {
-                rest(trial_deadline, now).map_or(Ok(pause), |rest| Err(open(rest)))?
+                time_left(trial_deadline, now).map_or(Ok(pause), |time_left| Err(open(time_left)))?
             }
         };
         self.set_state(BreakerState::HalfOpen { pause, trial_deadline: now + max_duration });
@@ -148,15 +148,17 @@ impl Breaker {
     }
 
     /// Admits a call again after it has waited for an instance slot, because a circuit may have opened
-    /// meanwhile. Returns the same permit if the driver's circuit has not changed, else the result of
-    /// `admit`.
+    /// meanwhile. Returns the same permit if neither the driver's circuit nor that of the subject has, else the
+    /// result of `admit`.
     pub(crate) fn readmit(
         &mut self,
         permit: BreakerPermit,
         now: Instant,
         max_duration: Duration,
     ) -> Result<BreakerPermit, OpenCircuit> {
-        match permit.generation == self.generation {
+        let is_closed = matches!(self.state, BreakerState::Closed { .. });
+        match permit.generation == self.generation && !is_closed {
+            // The trial.
             true => Ok(permit),
             false => self.admit(permit.subject, now, max_duration),
         }
@@ -251,8 +253,8 @@ impl Breaker {
 }
 
 /// The time until `until`; `None` if it has passed.
-fn rest(until: Instant, now: Instant) -> Option<Duration> {
-    Some(until.saturating_duration_since(now)).filter(|rest| !rest.is_zero())
+fn time_left(until: Instant, now: Instant) -> Option<Duration> {
+    Some(until.saturating_duration_since(now)).filter(|time_left| !time_left.is_zero())
 }
 
 #[cfg(test)]
@@ -320,6 +322,18 @@ mod tests {
             }
             assert_eq!(breaker.status(), expected, "{calls}");
         }
+    }
+
+    #[test]
+    fn a_waiting_call_is_rejected_after_failures_of_its_subject() {
+        let (mut breaker, now) = breaker();
+        let (waiting, other) =
+            (admit(&mut breaker, "a", now).unwrap(), admit(&mut breaker, "b", now).unwrap());
+        for _ in 0..3 {
+            fail(&mut breaker, "a", now);
+        }
+        assert_eq!(breaker.readmit(waiting, now, CALL_TIMEOUT), of_subject(SECOND));
+        assert!(breaker.readmit(other, now, CALL_TIMEOUT).is_ok());
     }
 
     #[test]

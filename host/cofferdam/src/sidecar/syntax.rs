@@ -203,6 +203,8 @@ mod tests {
             ("--threads=_1", "invalid value \"_1\" for flag --threads"),
             ("--threads=1_", "invalid value \"1_\" for flag --threads"),
             ("--threads=1__0", "invalid value \"1__0\" for flag --threads"),
+            ("--threads=-+5", "invalid value \"-+5\" for flag --threads"),
+            ("--threads=+-5", "invalid value \"+-5\" for flag --threads"),
             ("--threads=0x", "invalid value \"0x\" for flag --threads"),
             ("--qps=1__0", "invalid value \"1__0\" for flag --qps: expected a decimal number"),
             ("--qps=1_.5", "invalid value \"1_.5\" for flag --qps"),

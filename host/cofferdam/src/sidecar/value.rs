@@ -86,6 +86,9 @@ fn parse_int(text: &str) -> Option<i64> {
         Some(digits) => (-1, digits),
         None => (1, text.strip_prefix('+').unwrap_or(text)),
     };
+    if digits.starts_with(['-', '+']) {
+        return None;
+    }
     let lower = digits.to_ascii_lowercase();
     let (base, digits) = match lower.split_at_checked(2) {
         Some(("0x", digits)) => (16, digits),

@@ -108,11 +108,20 @@ async fn a_volume_is_not_changed_if_another_node_may_have_it() {
         let found = match local_node.check_only_node(&volume, &writer).await {
             Ok(()) => None,
             Err(OnlyNodeError::Other { other, .. }) => Some(other.to_string()),
-            Err(OnlyNodeError::Read(error)) => panic!("{name}: {error}"),
+            Err(error) => panic!("{name}: {error}"),
         };
         assert_eq!(found.as_deref(), expected, "{name}");
         assert_eq!(writer.cache().nodes.len(), 1, "{name}: other Nodes are not cached");
     }
+}
+
+#[tokio::test]
+async fn a_volume_is_not_changed_without_the_labels_of_the_own_node() {
+    let zone = json!([term("zone", "In", &["a"])]);
+    let writer = writer_with_nodes(Cache::default(), &[]);
+    let volume = volume("drv", &zone);
+    let error = local_node(&[("drv", &["zone"])]).check_only_node(&volume, &writer).await.unwrap_err();
+    assert_eq!(error.to_string(), "node n1 has no label zone");
 }
 
 #[test]

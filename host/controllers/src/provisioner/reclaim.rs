@@ -137,7 +137,7 @@ impl Provisioner {
             self.context.events.emit(volume, &driver.component, event);
             return Some(match error {
                 OnlyNodeError::Other { .. } => Action::BackoffFor(self.context.calls.retry_interval_max),
-                OnlyNodeError::Read(_) => Action::Backoff,
+                OnlyNodeError::Segments(_) | OnlyNodeError::Read(_) => Action::Backoff,
             });
         }
         // Node-local volumes are not attached, and their VolumeAttachments not watched.

@@ -222,6 +222,9 @@ impl Provisioner {
             self.waiting_for_topology.lock().remove(&old.meta.uid);
             self.claims.add(old.meta.uid.clone());
         }
+        if let Some(bound) = new.filter(|new| new.volume.is_some()) {
+            self.journal_waits.remove(&bound.meta.uid);
+        }
         match new {
             Some(new) if rules::is_relevant_change(old, new) => self.claims.add(new.meta.uid.clone()),
             // The claim keeps its back-off: users can make such a change as often as they like.

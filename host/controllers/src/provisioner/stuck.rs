@@ -79,6 +79,14 @@ fn is_volume_of(intent: &Intent, status: &VolumeStatus) -> bool {
     has_owner || (!name.is_empty() && status.volume.handle.as_str().contains(name))
 }
 
+/// Returns true if a word of the text is the handle, or the whole text is.
+fn names_handle(text: &str, handle: &VolumeHandle) -> bool {
+    const PUNCTUATION: [char; 12] = [',', ';', '.', ':', '!', '?', '"', '\'', '`', '(', ')', '…'];
+    let handle = handle.as_str();
+    let is_handle = |word: &str| word == handle || word.trim_matches(PUNCTUATION) == handle;
+    is_handle(text.trim()) || text.split_whitespace().any(is_handle)
+}
+
 /// Text of the event and log line of an intent that is removed because of a confirmation.
 fn confirmed_text(intent: &Intent, cause: &StuckCause, reason: &str) -> String {
     let (driver, name) = (&intent.driver, &intent.request.name);
@@ -205,8 +213,9 @@ impl Provisioner {
             return Err(ConfirmationError::Frozen);
         }
         if let StuckCause::Created { handle, .. } = cause {
-            let is_named = reason.contains(handle.as_str());
-            return is_named.then_some(()).ok_or_else(|| ConfirmationError::OtherVolume(handle.clone()));
+            return names_handle(reason, handle)
+                .then_some(())
+                .ok_or_else(|| ConfirmationError::OtherVolume(handle.clone()));
         }
         if self.call_backoff.has_existing_volume(&intent.claim_uid) {
             return Err(ConfirmationError::AlreadyExists);
@@ -236,6 +245,21 @@ mod tests {
 
     use super::*;
     use crate::provisioner::mending::tests::intent;
+
+    #[test]
+    fn a_confirmation_names_the_handle_as_a_word() {
+        for (text, expected) in [
+            ("vol-1", true),
+            ("forget vol-1, it was deleted by hand", true),
+            ("deleted \"vol-1\".", true),
+            ("vol-12 was deleted", false),
+            ("pool/vol-1 was deleted", false),
+            ("", false),
+        ] {
+            assert_eq!(names_handle(text, &"vol-1".into()), expected, "{text:?}");
+        }
+        assert!(names_handle(" a b ", &"a b".into()));
+    }
 
     #[test]
     fn listed_volumes_of_an_intent_are_found_by_owner_or_handle() {

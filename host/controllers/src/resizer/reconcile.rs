@@ -319,7 +319,7 @@ impl Resizer {
             self.emit_failure(name, claim, reason, error.to_string());
             return Err(match error {
                 OnlyNodeError::Other { .. } => Action::BackoffFor(self.context.calls.retry_interval_max),
-                OnlyNodeError::Read(_) => Action::Backoff,
+                OnlyNodeError::Segments(_) | OnlyNodeError::Read(_) => Action::Backoff,
             });
         }
         let call = match self.build_call(secret).await {

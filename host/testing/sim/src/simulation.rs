@@ -53,6 +53,8 @@ use crate::{
 const RESYNC: Duration = Duration::from_secs(1_000 * 3600);
 /// Interval of orphan scans, if the simulation enables them.
 const ORPHAN_SCAN_INTERVAL: Duration = Duration::from_secs(3600);
+/// Number of times that the runtime polls all ready tasks until a request has passed the buffer of its client.
+const CLIENT_TICKS: usize = 4;
 /// Time between the loss of a Lease and the next term.
 const TERM_GAP: Duration = Duration::from_millis(1);
 /// Real time: delay before a process that failed to start is started again.
@@ -431,6 +433,10 @@ impl Simulation {
             let mut running = running.lock().await;
             if let Some(terms) = &running.terms {
                 terms.end();
+                // A request that had its permit before reaches the API server through the client's buffer.
+                for _ in 0..CLIENT_TICKS {
+                    tokio::task::yield_now().await;
+                }
                 effects.end_term();
                 // In paused time this ends when every task has seen the end.
                 tokio::time::sleep(TERM_GAP).await;
