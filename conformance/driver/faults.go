@@ -23,6 +23,7 @@ type faults struct {
 	failures map[string]failure
 	calls    map[string]int
 	oddities *oddities
+	log      callLog
 }
 
 type failure struct {
@@ -54,8 +55,16 @@ func (f *faults) parse(text string) error {
 	return nil
 }
 
-func (f *faults) intercept(ctx context.Context, request any, info *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (any, error) {
-	method := info.FullMethod[strings.LastIndex(info.FullMethod, "/")+1:]
+// interceptor returns the interceptor of the calls at a socket.
+func (f *faults) interceptor(socket string) grpc.UnaryServerInterceptor {
+	return func(ctx context.Context, request any, info *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (any, error) {
+		method := info.FullMethod[strings.LastIndex(info.FullMethod, "/")+1:]
+		defer f.log.start(socket, method, request)()
+		return f.intercept(ctx, method, request, info, handler)
+	}
+}
+
+func (f *faults) intercept(ctx context.Context, method string, request any, info *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (any, error) {
 	latency, err := f.record(method)
 	if err != nil {
 		return nil, err

@@ -49,6 +49,12 @@ func run() error {
 	flag.BoolVar(&oddities.lacksCreate, "no-create", false, "lack the capability CREATE_DELETE_VOLUME")
 	flag.IntVar(&oddities.idLength, "id-length", 0, "minimum length of volume ids in `bytes`")
 	flag.IntVar(&oddities.notReady, "not-ready", 0, "`number` of Probe calls that return ready=false; until then every other call fails")
+	flag.Func("call-log", "`file` to which the starts and ends of all calls are appended as JSON lines", faults.log.open)
+	var furtherSockets []string
+	flag.Func("further-socket", "another unix `socket` to serve CSI without the node service on (repeatable)", func(socket string) error {
+		furtherSockets = append(furtherSockets, socket)
+		return nil
+	})
 	flag.Parse()
 	if *socket == "" || flag.NArg() != 0 {
 		return fmt.Errorf("expected --socket and no arguments")
@@ -61,10 +67,15 @@ func run() error {
 	if err != nil {
 		return err
 	}
-	server := grpc.NewServer(grpc.UnaryInterceptor(faults.intercept))
+	server := grpc.NewServer(grpc.UnaryInterceptor(faults.interceptor(*socket)))
 	state := newState(options)
 	csi.RegisterIdentityServer(server, identity{state: state})
 	csi.RegisterControllerServer(server, controller{state: state})
+	for _, socket := range furtherSockets {
+		if err := serveController(state, &faults, socket); err != nil {
+			return err
+		}
+	}
 	if options.directory != "" {
 		csi.RegisterNodeServer(server, node{state: state, id: options.node})
 		for name, socket := range options.otherNodes {
@@ -104,13 +115,26 @@ func (o *options) addNode(text string) error {
 	return nil
 }
 
+// serveController serves the identity and the controller service at another socket.
+func serveController(state *state, faults *faults, socket string) error {
+	listener, err := listen(socket)
+	if err != nil {
+		return err
+	}
+	server := grpc.NewServer(grpc.UnaryInterceptor(faults.interceptor(socket)))
+	csi.RegisterIdentityServer(server, identity{state: state})
+	csi.RegisterControllerServer(server, controller{state: state})
+	go func() { log.Fatalf("csi-driver: %v", server.Serve(listener)) }()
+	return nil
+}
+
 // serveNode serves the node service of another node. It shares the state of the controller.
 func serveNode(state *state, faults *faults, name, socket string) error {
 	listener, err := listen(socket)
 	if err != nil {
 		return err
 	}
-	server := grpc.NewServer(grpc.UnaryInterceptor(faults.intercept))
+	server := grpc.NewServer(grpc.UnaryInterceptor(faults.interceptor(socket)))
 	csi.RegisterIdentityServer(server, identity{state: state})
 	csi.RegisterNodeServer(server, node{state: state, id: name})
 	go func() { log.Fatalf("csi-driver: %v", server.Serve(listener)) }()

@@ -319,7 +319,12 @@ impl ManagedProcess {
         Ok(status)
     }
 
-    fn signal(&self, which: Signal) -> Result<()> {
+    /// Sends a signal to the program and its process group, and does not wait. After a signal that ends the
+    /// program, call [`wait_exit`](Self::wait_exit).
+    ///
+    /// # Errors
+    /// If it does not run.
+    pub(crate) fn signal(&self, which: Signal) -> Result<()> {
         let child = self.child.as_ref().with_context(|| format!("{} does not run", self.spec.name))?;
         signal(child, which)
     }

@@ -176,6 +176,14 @@ pub const SUITES: &[Suite] = &[
         run: |run| Box::pin(sidecars::oddities::run(run)),
     },
     Suite {
+        name: "leases",
+        description: "the leader of three replicas ends or stops under load: another one takes over, and one \
+             calls the driver at a time",
+        limit: MINUTE.saturating_mul(60),
+        lane: SuiteLane::Main,
+        run: |run| Box::pin(sidecars::leases::run(run)),
+    },
+    Suite {
         name: "mixed",
         description: "two replicas of each sidecar and two of Cofferdam compete for the sidecar's Lease: one \
              writes at a time",
