@@ -5,7 +5,7 @@
 //! the clocks of machines need not agree. The holder stops before the end of the duration: it counts from the
 //! moment before the renewing request was sent.
 
-mod release_watch;
+mod lease_watch;
 
 use std::{
     collections::{BTreeMap, VecDeque},
@@ -21,6 +21,8 @@ use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use tokio::time::{Instant, sleep, sleep_until, timeout, timeout_at};
+
+use lease_watch::LeaseWatch;
 
 use crate::{
     api::{ApiClient, ApiError, ApiResource},
@@ -45,6 +47,8 @@ const JITTER_FACTOR: f64 = 1.2;
 const HEALTH_TOLERANCE: Duration = Duration::from_secs(20);
 /// Time within which the event of a released Lease is sent.
 const EVENT_TIMEOUT: Duration = Duration::from_secs(2);
+/// Number of conflicts after which an attempt waits for the retry period, as after another error.
+const MAX_CONFLICTS: usize = 3;
 /// `reason` of events.
 const EVENT_REASON: &str = "LeaderElection";
 /// Format of `metav1.MicroTime`.
@@ -380,6 +384,7 @@ impl LeaderElector {
 
     /// Attempts to acquire the Lease until it succeeds. Failed requests are logged and retried.
     pub async fn acquire(&mut self) {
+        let mut conflicts = 0;
         loop {
             let (started, sent_at) = (Instant::now(), (self.boot_clock)());
             match self.attempt(Aim::Acquire, started).await {
@@ -389,28 +394,67 @@ impl LeaderElector {
                     self.start_leading(started);
                     return;
                 }
-                Ok(Attempt::HeldByOther(holder)) => self.report_holder(holder),
-                // Another candidate was faster.
-                Err(ApiError::Conflict(_) | ApiError::AlreadyExists(_)) => {}
+                Ok(Attempt::HeldByOther(holder)) => {
+                    self.report_holder(holder);
+                    conflicts = 0;
+                }
+                // Another candidate was faster: the next attempt finds it as the holder.
+                Err(ApiError::Conflict(_) | ApiError::AlreadyExists(_)) if conflicts < MAX_CONFLICTS => {
+                    conflicts += 1;
+                    continue;
+                }
                 Err(error) => tracing::warn!(lease = self.lease(), %error, "cannot acquire the lease yet"),
             }
             self.attempts += 1;
-            tokio::select! {
-                () = sleep(self.jittered_retry_period()) => {}
-                () = self.wait_released(), if self.reported_holder.is_some() => {}
-            }
+            self.wait_for_attempt().await;
         }
     }
 
-    /// Waits until the holder releases the Lease. Never returns if the Lease cannot be watched: then only the
-    /// retry period ends the wait, as in client-go.
-    async fn wait_released(&self) {
+    /// Waits until the next attempt to acquire the Lease: until the holder releases it, or has not renewed it
+    /// for its duration. If nobody holds the Lease now, or it cannot be watched, the retry period ends the
+    /// wait, as in client-go.
+    async fn wait_for_attempt(&mut self) {
+        let retry_at = Instant::now() + self.jittered_retry_period();
+        let is_held_by_other = |held: &Observation| {
+            held.spec.holder().is_some()
+                && held.at.elapsed() < held.spec.duration()
+                && !self.is_held(&held.spec)
+        };
+        if !self.observation.as_ref().is_some_and(is_held_by_other) {
+            return sleep_until(retry_at).await;
+        }
+        if let Err(error) = self.watch_until_takeable().await {
+            tracing::debug!(lease = self.lease(), %error, "cannot watch the lease");
+            sleep_until(retry_at).await;
+        }
+    }
+
+    /// Watches the Lease until it has no holder, or until the holder has not renewed it for its duration.
+    async fn watch_until_takeable(&mut self) -> Result<(), ApiError> {
         let collection = LEASE.collection_path(Some(&self.candidate.namespace));
         let name = &self.candidate.name;
         let path = format!("{collection}?watch=true&fieldSelector=metadata.name%3D{name}");
-        if let Err(error) = release_watch::wait_released(&self.api, &path, &self.target()).await {
-            tracing::debug!(lease = self.lease(), %error, "cannot watch the lease");
-            std::future::pending().await
+        let open = LeaseWatch::open(&self.api, &path, self.target());
+        // The API server sends the head of the response with the first event.
+        let retry_period = self.candidate.durations.retry_period;
+        let no_response =
+            |_| ApiError::Unavailable { target: self.target(), message: "no response".to_owned() };
+        let mut watch = timeout(retry_period, open).await.map_err(no_response)??;
+        loop {
+            let observed = self.observation.as_ref();
+            let expires_at =
+                observed.map_or_else(Instant::now, |observed| observed.at + observed.spec.duration());
+            let spec = match timeout_at(expires_at, watch.next()).await {
+                Ok(spec) => spec?,
+                Err(_) => return Ok(()),
+            };
+            let is_released = spec.holder().is_none();
+            if self.observation.as_ref().is_none_or(|observation| observation.spec != spec) {
+                self.observation = Some(Observation { spec, at: Instant::now() });
+            }
+            if is_released {
+                return Ok(());
+            }
         }
     }
 

@@ -106,8 +106,9 @@ async fn the_second_candidate_takes_the_lease_after_its_duration() {
     let mut second = elector(&wire, "second");
     let started = Instant::now();
     second.acquire().await;
-    assert!(started.elapsed() >= LEASE_DURATION, "{:?}", started.elapsed());
-    assert!(started.elapsed() < LEASE_DURATION + Duration::from_secs(12), "{:?}", started.elapsed());
+    // The watch, and no retry period, ends the wait.
+    let waited = started.elapsed();
+    assert!((LEASE_DURATION..LEASE_DURATION + Duration::from_secs(1)).contains(&waited), "{waited:?}");
     let lease = lease(&api).await;
     assert_eq!(lease["spec"]["holderIdentity"], "second");
     assert_eq!(lease["spec"]["leaseTransitions"], 1);
