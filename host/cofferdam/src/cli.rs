@@ -114,6 +114,11 @@ pub(crate) enum RenderCommand {
         #[arg(long, value_name = "NAME", default_value = "cofferdam")]
         service_account: String,
 
+        /// Namespace of the Leases, as in the argument of that name of run and of the sidecars [default: that
+        /// of --namespace]
+        #[arg(long, value_name = "NAME")]
+        leader_election_namespace: Option<String>,
+
         /// Namespace of the Secrets that StorageClasses and PersistentVolumes may name; repeat it for more;
         /// * for every namespace. Pass the same to run [default: that of --namespace]
         #[arg(long, value_name = "NAMESPACE", value_delimiter = ',')]

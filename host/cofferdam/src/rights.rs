@@ -59,6 +59,9 @@ pub(crate) fn render_command(roles: &BTreeSet<Role>, namespaces: RuleNamespaces<
         command.push_str(&format!(" --role {role}"));
     }
     command.push_str(&format!(" --namespace {}", namespaces.process));
+    if let Some(leases) = namespaces.leases.filter(|leases| *leases != namespaces.process) {
+        command.push_str(&format!(" --leader-election-namespace {leases}"));
+    }
     if let Some(secrets) = namespaces.secrets
         && *secrets != SecretNamespaces::only(namespaces.process)
         && *secrets != SecretNamespaces::Listed(BTreeSet::new())
@@ -143,6 +146,22 @@ mod tests {
             let command = render_command(&[provisioner::ROLE].into(), namespaces);
             let expected = format!("cofferdam render rbac --role provisioner --namespace storage{flag}");
             assert_eq!(command, expected);
+        }
+    }
+
+    #[test]
+    fn the_command_names_the_namespace_of_the_leases() {
+        for (leases, flag) in [
+            (None, ""),
+            (Some("storage"), ""),
+            (Some("kube-system"), " --leader-election-namespace kube-system"),
+        ] {
+            let namespaces = RuleNamespaces { process: "storage", leases, secrets: None };
+            let command = render_command(&[provisioner::ROLE].into(), namespaces);
+            assert_eq!(
+                command,
+                format!("cofferdam render rbac --role provisioner --namespace storage{flag}")
+            );
         }
     }
 

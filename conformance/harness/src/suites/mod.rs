@@ -180,7 +180,7 @@ pub const SUITES: &[Suite] = &[
         description: "the leader of three replicas ends or stops under load: another one takes over, and one \
              calls the driver at a time",
         limit: MINUTE.saturating_mul(60),
-        lane: SuiteLane::Main,
+        lane: SuiteLane::Background,
         run: |run| Box::pin(sidecars::leases::run(run)),
     },
     Suite {

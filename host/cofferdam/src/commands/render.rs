@@ -44,15 +44,18 @@ impl From<RenderError> for CommandError {
 /// # Errors
 /// [`CommandError`] for an unknown role or an invalid name.
 pub(crate) fn render(command: &RenderCommand) -> Result<String, CommandError> {
-    let RenderCommand::Rbac { role, drivers, namespace, service_account, secret_namespaces, secret } =
-        command;
-    if !is_dns_label(namespace) {
-        return Err(RenderError::Argument(format!(
-            "--namespace: {namespace:?}; expected at most 63 lower-case letters, digits and dashes, with a \
-             letter or digit at both ends"
-        ))
-        .into());
-    }
+    let RenderCommand::Rbac {
+        role,
+        drivers,
+        namespace,
+        service_account,
+        leader_election_namespace,
+        secret_namespaces,
+        secret,
+    } = command;
+    check_namespace("--namespace", namespace)?;
+    let lease_namespace = leader_election_namespace.as_ref().unwrap_or(namespace);
+    check_namespace("--leader-election-namespace", lease_namespace)?;
     if !is_dns_subdomain(service_account) {
         return Err(RenderError::Argument(format!(
             "--service-account: {service_account:?}; expected at most 253 lower-case letters, digits, dashes \
@@ -76,10 +79,21 @@ pub(crate) fn render(command: &RenderCommand) -> Result<String, CommandError> {
         return Err(RenderError::Argument(message).into());
     }
     let readable = ReadableSecrets::from_flags(secret, secret_namespaces, *drivers, namespace)?;
-    let objects = objects(&rules, &readable, namespace, service_account);
+    let role_rules = RoleRules::new(&rules, &readable, namespace, lease_namespace);
+    let objects = objects(role_rules, namespace, service_account);
     let text =
         serde_saphyr::to_string_multiple(&objects).map_err(|error| RenderError::Yaml(error.to_string()))?;
     Ok(format!("{}{text}", header_comment(namespace)))
+}
+
+fn check_namespace(flag: &str, namespace: &str) -> Result<(), RenderError> {
+    match is_dns_label(namespace) {
+        true => Ok(()),
+        false => Err(RenderError::Argument(format!(
+            "{flag}: {namespace:?}; expected at most 63 lower-case letters, digits and dashes, with a letter or \
+             digit at both ends"
+        ))),
+    }
 }
 
 /// The Secrets that the account may read.
@@ -176,7 +190,12 @@ struct RoleRules {
 }
 
 impl RoleRules {
-    fn new(rules: &[PolicyRule], readable: &ReadableSecrets, own_namespace: &str) -> Self {
+    fn new(
+        rules: &[PolicyRule],
+        readable: &ReadableSecrets,
+        own_namespace: &str,
+        lease_namespace: &str,
+    ) -> Self {
         let mut all = Self::default();
         for rule in rules {
             let own_name: Vec<&str> = rule.name.into_iter().collect();
@@ -184,6 +203,9 @@ impl RoleRules {
                 (RuleScope::Cluster, _)
                 | (RuleScope::DriverSecrets, ReadableSecrets::Namespaces(SecretNamespaces::All)) => {
                     all.cluster.push(rule_value(rule, &own_name));
+                }
+                (RuleScope::OwnNamespace, _) if rule.is_for_leases() => {
+                    all.add(lease_namespace, rule_value(rule, &own_name));
                 }
                 (RuleScope::OwnNamespace, _) => all.add(own_namespace, rule_value(rule, &own_name)),
                 (
@@ -208,7 +230,7 @@ impl RoleRules {
     }
 }
 
-fn objects(rules: &[PolicyRule], readable: &ReadableSecrets, namespace: &str, account: &str) -> Vec<Value> {
+fn objects(rules: RoleRules, namespace: &str, account: &str) -> Vec<Value> {
     let mut objects = vec![json!({
         "apiVersion": "v1",
         "kind": "ServiceAccount",
@@ -230,7 +252,7 @@ fn objects(rules: &[PolicyRule], readable: &ReadableSecrets, namespace: &str, ac
     };
     // Installations in different namespaces must not share objects outside of their namespaces.
     let shared_name = format!("{namespace}:{account}");
-    let RoleRules { cluster, mut namespaces } = RoleRules::new(rules, readable, namespace);
+    let RoleRules { cluster, mut namespaces } = rules;
     if !cluster.is_empty() {
         add("ClusterRole", json!({"name": shared_name}), cluster);
     }
@@ -285,6 +307,7 @@ mod tests {
             drivers,
             namespace: namespace.to_owned(),
             service_account: "cofferdam".to_owned(),
+            leader_election_namespace: None,
             secret_namespaces: texts(secret_namespaces),
             secret: texts(secrets),
         };
@@ -316,6 +339,34 @@ mod tests {
         let attacher = rendered(&["attacher"], "storage").unwrap();
         assert!(attacher.contains("volumeattachments/status") && attacher.contains("csinodes"), "{attacher}");
         assert!(!protection.contains("secrets"), "{protection}");
+    }
+
+    #[test]
+    fn the_leases_may_have_a_namespace_of_their_own() {
+        let render_with = |lease_namespace: &str| {
+            render(&RenderCommand::Rbac {
+                role: vec!["attacher".to_owned()],
+                drivers: DriverPlacementArg::Central,
+                namespace: "storage".to_owned(),
+                service_account: "array".to_owned(),
+                leader_election_namespace: Some(lease_namespace.to_owned()),
+                secret_namespaces: Vec::new(),
+                secret: Vec::new(),
+            })
+        };
+        let documents: Vec<Value> =
+            serde_saphyr::from_multiple(&render_with("kube-system").unwrap()).unwrap();
+        let with_leases: Vec<_> = documents
+            .iter()
+            .filter(|object| object["rules"].to_string().contains("leases"))
+            .map(|object| &object["metadata"])
+            .collect();
+        assert_eq!(with_leases, [&json!({"name": "storage:array", "namespace": "kube-system"})]);
+        let binding = documents.last().unwrap();
+        assert_eq!(binding["metadata"]["namespace"], "kube-system");
+        assert_eq!(binding["subjects"][0]["namespace"], "storage");
+        let error = render_with("Kube").unwrap_err().to_string();
+        assert!(error.starts_with("--leader-election-namespace: \"Kube\""), "{error}");
     }
 
     /// `kind namespace/name: Secrets` of every rendered role that allows reading Secrets.
@@ -448,6 +499,7 @@ mod tests {
                 drivers: DriverPlacementArg::Central,
                 namespace: "storage".to_owned(),
                 service_account: account.to_owned(),
+                leader_election_namespace: None,
                 secret_namespaces: Vec::new(),
                 secret: Vec::new(),
             };
