@@ -5,6 +5,7 @@
 //! the clocks of machines need not agree. The holder stops before the end of the duration: it counts from the
 //! moment before the renewing request was sent.
 
+mod lease_spec;
 mod lease_watch;
 
 use std::{
@@ -18,10 +19,10 @@ use cofferdam_domain::term::{BootClock, PermitSource as _, Term};
 use fnv::FnvHasher;
 use http::Method;
 use parking_lot::Mutex;
-use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use tokio::time::{Instant, sleep, sleep_until, timeout, timeout_at};
 
+use lease_spec::LeaseSpec;
 use lease_watch::LeaseWatch;
 
 use crate::{
@@ -159,28 +160,6 @@ pub struct LeaseCandidate {
     pub labels: BTreeMap<String, String>,
     /// Durations.
     pub durations: LeaseDurations,
-}
-
-/// `spec` of a Lease. Fields that a person removed have no value.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "camelCase", default)]
-struct LeaseSpec {
-    holder_identity: Option<String>,
-    lease_duration_seconds: Option<i64>,
-    acquire_time: Option<String>,
-    renew_time: Option<String>,
-    lease_transitions: Option<i64>,
-}
-
-impl LeaseSpec {
-    fn holder(&self) -> Option<&str> {
-        self.holder_identity.as_deref().filter(|holder| !holder.is_empty())
-    }
-
-    fn duration(&self) -> Duration {
-        let seconds = self.lease_duration_seconds.and_then(|seconds| u64::try_from(seconds).ok());
-        Duration::from_secs(seconds.unwrap_or_default())
-    }
 }
 
 /// The times of a Lease's spec, by which a process recognizes its own writes: each write has a new

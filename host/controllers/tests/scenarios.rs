@@ -8,7 +8,7 @@
 //!   the scenarios together must use every rule, except those for `get`, for Events and for Leases;
 //! - once per effect, with a process that crashes after this effect and loses its response: the next process
 //!   must reach the same objects, without leaked, lost or differently requested volumes;
-//! - for every fourth effect, with a process that loses its Lease after it, and continues in the next term
+//! - for every sixteenth effect, with a process that loses its Lease after it, and continues in the next term
 //!   with the same cache.
 //!
 //! An effect is a write to the API server or a driver call.
@@ -114,7 +114,7 @@ fn every_scenario_converges_after_a_crash_at_any_step() {
 
 /// Distance between the effects of a row after which a process loses its Lease. Rows begin with different
 /// effects.
-const TERM_LOSS_DISTANCE: usize = 4;
+const TERM_LOSS_DISTANCE: usize = 16;
 
 #[tokio::test(start_paused = true)]
 async fn every_scenario_converges_after_the_loss_of_the_lease() {

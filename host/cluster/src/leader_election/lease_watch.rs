@@ -5,7 +5,7 @@ use http_body_util::BodyExt as _;
 use kube::client::Body;
 use serde::Deserialize;
 
-use super::LeaseSpec;
+use super::lease_spec::LeaseSpec;
 use crate::api::{ApiClient, ApiError};
 
 /// Maximum size of an incomplete event in bytes: etcd's limit of an object, and its metadata.

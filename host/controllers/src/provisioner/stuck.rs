@@ -7,8 +7,7 @@
 //!
 //! If CreateVolume returns the volume, the confirmation must contain its handle. Otherwise a confirmation that
 //! was written before the volume was known would leak it. The driver's listing contradicts no such
-//! confirmation: each attempt begins with CreateVolume, which creates the volume again after the operator has
-//! deleted it.
+//! confirmation.
 
 use std::fmt;
 
@@ -32,7 +31,7 @@ enum ConfirmationError {
     #[error("it is empty; expected the reason why the driver certainly has no volume of this name")]
     NoReason,
     #[error(
-        "it does not contain {0}, the handle of the volume that the driver has returned; expected the handle, \
+        "it does not contain the word {0}, the handle of the volume that the driver has returned; expected the handle, \
          and the reason why the volume may be forgotten"
     )]
     OtherVolume(VolumeHandle),
