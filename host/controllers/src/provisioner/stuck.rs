@@ -31,8 +31,8 @@ enum ConfirmationError {
     #[error("it is empty; expected the reason why the driver certainly has no volume of this name")]
     NoReason,
     #[error(
-        "it does not contain the word {0}, the handle of the volume that the driver has returned; expected the handle, \
-         and the reason why the volume may be forgotten"
+        "it does not contain the word {0}, the handle of the volume that the driver has returned; expected the \
+         handle, and the reason why the volume may be forgotten"
     )]
     OtherVolume(VolumeHandle),
     #[error("deletions are frozen since the cluster was restored from a backup")]
