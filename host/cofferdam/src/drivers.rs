@@ -184,11 +184,20 @@ fn read_secrets(name: &str, section: &BackendSection) -> Result<Secrets, Command
 /// # Errors
 /// [`CommandError::Placement`]
 pub(crate) fn check_no_node_local_driver(drivers: &[LoadedDriver]) -> Result<(), CommandError> {
-    let is_node_local = |driver: &&LoadedDriver| driver.backend().description().placement == Placement::Node;
-    match drivers.iter().find(is_node_local) {
-        Some(driver) => Err(CommandError::Placement(driver.name.clone())),
-        None => Ok(()),
-    }
+    node_local_driver(drivers).map_or(Ok(()), |driver| Err(CommandError::Placement(driver.name.clone())))
+}
+
+/// Rejects node-local drivers of a process with leader election: of the processes on all nodes, one would
+/// work.
+///
+/// # Errors
+/// [`CommandError::ElectedNode`]
+pub(crate) fn check_elected_drivers(drivers: &[LoadedDriver]) -> Result<(), CommandError> {
+    node_local_driver(drivers).map_or(Ok(()), |driver| Err(CommandError::ElectedNode(driver.name.clone())))
+}
+
+fn node_local_driver(drivers: &[LoadedDriver]) -> Option<&LoadedDriver> {
+    drivers.iter().find(|driver| driver.backend().description().placement == Placement::Node)
 }
 
 /// Configuration of a section's component.

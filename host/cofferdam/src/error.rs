@@ -39,6 +39,11 @@ pub(crate) enum CommandError {
          --node-name, and a process on every such node"
     )]
     Placement(String),
+    #[error(
+        "backend {0}: its storage is on one node (placement `node`), and with leader election one process \
+         works: expected no --leader-election"
+    )]
+    ElectedNode(String),
     #[error("backend {backend}: secret {secret}: {source}")]
     Secret { backend: String, secret: String, source: SecretFileError },
     #[error("backend {name}: {source}")]

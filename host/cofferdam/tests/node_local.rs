@@ -143,6 +143,10 @@ fn a_node_local_driver_requires_the_node_name() {
     );
     assert!(run_error(&["--node-deployment"]).contains("expected --node-name"));
     assert!(
+        run_error(&["--node-name", "n1", "--leader-election"]).contains("expected no --leader-election"),
+        "one node would provision"
+    );
+    assert!(
         run_error(&["--node-name", "n1", "--node-deployment-max-delay", "1s"])
             .contains("expected at least node-deployment-base-delay")
     );

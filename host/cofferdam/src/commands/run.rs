@@ -104,6 +104,9 @@ async fn run_roles(
     if cluster.is_some() && configuration.node_name.is_none() {
         drivers::check_no_node_local_driver(&drivers)?;
     }
+    if cluster.is_some() && leader_election::is_enabled(configuration, environment) {
+        drivers::check_elected_drivers(&drivers)?;
+    }
     if let Some(cluster) = &cluster {
         report_missing_rights(configuration, environment, cluster, &drivers).await;
     }
