@@ -122,9 +122,9 @@ struct AuditStatus {
     code: Option<u16>,
 }
 
-/// The audit policy: log every completed response to service accounts of Cofferdam's namespaces, with the body
-/// of requests for Leases, or with `has_bodies` of all requests. The API server logs a rejection before it sends it, so that none is missed if the client or the API server is
-/// killed.
+/// The audit policy: log every completed response to service accounts of Cofferdam's namespaces. An entry has
+/// the body of its request if the request is for a Lease, or if `has_bodies` is true. The API server logs a
+/// rejection before it sends it, so the log misses none if the client or the API server is killed.
 pub(crate) fn policy(has_bodies: bool) -> String {
     let groups = [namespaces::COFFERDAM, namespaces::SCENARIOS]
         .map(|namespace| format!("system:serviceaccounts:{namespace}"));

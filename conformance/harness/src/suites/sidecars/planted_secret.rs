@@ -21,15 +21,14 @@ use crate::process::ManagedProcess;
 
 /// Size of the parts of a process's memory that are searched one after the other.
 const MEMORY_PART: usize = 1 << 20;
+/// Minimum length of a value's part that the search looks for, in bytes.
+const MIN_MARKER_LENGTH: usize = 24;
 
 /// A value that nothing but a Secret may have.
 pub(super) struct PlantedSecret {
     value: String,
     encodings: Vec<String>,
 }
-
-/// Minimum length of a value's part that the search looks for, in bytes.
-const MIN_MARKER_LENGTH: usize = 24;
 
 impl PlantedSecret {
     /// A random value with characters that JSON and URLs escape.
