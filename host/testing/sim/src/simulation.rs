@@ -55,7 +55,11 @@ const RESYNC: Duration = Duration::from_secs(1_000 * 3600);
 const ORPHAN_SCAN_INTERVAL: Duration = Duration::from_secs(3600);
 /// Number of times that the runtime polls all ready tasks until a request has passed the buffer of its client.
 const CLIENT_TICKS: usize = 4;
-/// Time between the loss of a Lease and the next term.
+/// Time of the clock at which a term has ended, in seconds.
+const AFTER_TERM: u64 = 1;
+/// Time between the end of a term and its notification.
+const TERM_END_DELAY: Duration = Duration::from_secs(30);
+/// Time between the notification and the next term.
 const TERM_GAP: Duration = Duration::from_millis(1);
 /// Real time: delay before a process that failed to start is started again.
 const RESTART_DELAY: Duration = Duration::from_millis(200);
@@ -64,9 +68,20 @@ const MAX_STARTS: usize = 100;
 /// Maximum time for a process to stop after its cancellation; after it, a violation is reported.
 const STOP_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// A term that ends only when its process loses the Lease.
-fn endless_term() -> Term {
-    Term::until(Duration::from_secs(1), Arc::new(|| Duration::ZERO))
+/// The terms of a process, with the clock that ends them.
+struct ProcessTerms {
+    sender: TermSender,
+    /// Seconds.
+    clock: Arc<AtomicU64>,
+}
+
+impl ProcessTerms {
+    /// Begins a term, which ends when the clock reaches [`AFTER_TERM`].
+    fn begin(&self) {
+        let clock = Arc::clone(&self.clock);
+        let clock = Arc::new(move || Duration::from_secs(clock.load(Ordering::SeqCst)));
+        self.sender.begin(Term::until(Duration::from_secs(AFTER_TERM), clock));
+    }
 }
 
 /// The state of cluster and array at the end of a run.
@@ -184,7 +199,7 @@ struct RunningProcess {
     stop: CancellationToken,
     task: JoinHandle<()>,
     /// The terms of a process that can lose its Lease.
-    terms: Option<TermSender>,
+    terms: Option<ProcessTerms>,
 }
 
 impl Simulation {
@@ -432,16 +447,19 @@ impl Simulation {
             effects.wait_for_crash().await;
             let mut running = running.lock().await;
             if let Some(terms) = &running.terms {
-                terms.end();
+                terms.clock.store(AFTER_TERM, Ordering::SeqCst);
                 // A request that had its permit before reaches the API server through the client's buffer.
                 for _ in 0..CLIENT_TICKS {
                     tokio::task::yield_now().await;
                 }
                 effects.end_term();
-                // In paused time this ends when every task has seen the end.
+                // The controllers run until the leader election notices the end, late.
+                tokio::time::sleep(TERM_END_DELAY).await;
+                terms.sender.end();
                 tokio::time::sleep(TERM_GAP).await;
                 effects.begin_term();
-                terms.begin(endless_term());
+                terms.clock.store(0, Ordering::SeqCst);
+                terms.begin();
                 std::future::pending::<()>().await;
             }
             running.task.abort();
@@ -521,7 +539,8 @@ impl Simulation {
         let (terms, leadership) = match crash_after.map(|_| self.interruption) {
             Some(Interruption::TermLoss) => {
                 let (terms, leadership) = Leadership::elected();
-                terms.begin(endless_term());
+                let terms = ProcessTerms { sender: terms, clock: Arc::default() };
+                terms.begin();
                 (Some(terms), leadership)
             }
             Some(Interruption::Crash) | None => (None, Leadership::permanent()),
