@@ -106,6 +106,11 @@ impl AuditEvent {
         self.response_status.as_ref().and_then(|status| status.code).is_some_and(|code| code < 300)
     }
 
+    /// True if the API server may have carried out the request although it reports an error of its own.
+    pub(crate) fn is_in_doubt(&self) -> bool {
+        self.response_status.as_ref().and_then(|status| status.code).is_none_or(|code| code >= 500)
+    }
+
     /// The plural name of the object's resource, such as `leases`; empty for paths without a resource.
     pub(crate) fn resource(&self) -> &str {
         self.object_ref.as_ref().and_then(|object| object.resource.as_deref()).unwrap_or_default()

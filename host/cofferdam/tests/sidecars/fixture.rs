@@ -6,6 +6,7 @@ use std::{
     os::unix::process::ExitStatusExt as _,
     path::{Path, PathBuf},
     process::{Child, Command, ExitStatus, Stdio},
+    sync::atomic::{AtomicUsize, Ordering},
     time::Duration,
 };
 
@@ -68,6 +69,8 @@ pub(crate) struct Fixture {
     serving: Option<ServerHandle>,
     driver_task: JoinHandle<()>,
     directory: TempDir,
+    /// Number of processes that were started.
+    process_count: AtomicUsize,
 }
 
 impl Drop for Fixture {
@@ -85,7 +88,8 @@ impl Fixture {
         let serving = api.serve(ServeOptions { addr }).await.unwrap();
         std::fs::write(directory.path().join("kubeconfig"), serving.kubeconfig()).unwrap();
         let (driver, driver_task) = RecordingDriver::serve(&directory.path().join("csi.sock"), behavior);
-        let fixture = Self { api, driver, serving: Some(serving), driver_task, directory };
+        let (serving, process_count) = (Some(serving), AtomicUsize::default());
+        let fixture = Self { api, driver, serving, driver_task, directory, process_count };
         fixture.create_cluster_objects().await;
         fixture
     }
@@ -162,7 +166,7 @@ impl Fixture {
 
     /// Starts a process in the directory, with its log in a file there.
     pub(crate) fn spawn(&self, command: &mut Command) -> Process {
-        let log = self.path().join(format!("log-{}", free_port()));
+        let log = self.path().join(format!("log-{}", self.process_count.fetch_add(1, Ordering::Relaxed)));
         let stderr = std::fs::File::create(&log).unwrap();
         let command = command.env_clear().env("HOME", self.path()).env("TMPDIR", self.path());
         let command = command.current_dir(self.path()).stdin(Stdio::null()).stdout(Stdio::null());

@@ -4,7 +4,8 @@
 use std::sync::Arc;
 
 use cofferdam_cluster::{
-    ApiError, Intent, Lookup, deletion_freeze, observer::StepResult, queue::Action, reflector::Scope,
+    ApiError, Intent, JournalError, Lookup, deletion_freeze, observer::StepResult, queue::Action,
+    reflector::Scope,
 };
 use cofferdam_domain::{
     Claim, Volume, VolumeHandle, VolumeName,
@@ -168,7 +169,10 @@ impl Provisioner {
 
     /// Writes the handle to the intent, so that a later attempt, also of another process, deletes the volume
     /// without a CreateVolume call. Such a call would be [blocked](cofferdam_backend::in_flight) by a deletion
-    /// in doubt. Returns the written intent.
+    /// in doubt. Returns the intent with the handle.
+    ///
+    /// Without a record, this call deletes the volume of a late response after another process has taken the
+    /// journal or removed the intent: no process else knows of this volume.
     ///
     /// # Errors
     /// The intent was not written.
@@ -180,17 +184,17 @@ impl Provisioner {
         recorder: &StepRecorder,
     ) -> Result<Arc<Intent>, CompletionError> {
         let started = Instant::now();
-        // `intent` may have one of two requests, or both.
-        let Some(current) = driver.journal.get(&intent.claim_uid) else {
-            let message = format!("the intent of claim {} was removed", intent.claim);
-            return Err(CompletionError { action: Action::Requeue, message });
-        };
         let recorded = Intent { unneeded: Some(handle.clone()), mended: None, ..intent.clone() };
-        driver.journal.replace(&current, recorded).await.map_err(|error| {
-            let text = format!("cannot delete the unneeded volume {handle}: {error}");
-            recorder.record(StepResult::Failed, text.clone(), Some(started.elapsed()));
-            self.fail_completion(intent, text, false)
-        })
+        // `intent` may have one of two requests, or both.
+        let Some(current) = driver.journal.get(&intent.claim_uid) else { return Ok(Arc::new(recorded)) };
+        match driver.journal.replace(&current, recorded.clone()).await {
+            Err(JournalError::Taken(_)) => Ok(Arc::new(recorded)),
+            written => written.map_err(|error| {
+                let text = format!("cannot delete the unneeded volume {handle}: {error}");
+                recorder.record(StepResult::Failed, text.clone(), Some(started.elapsed()));
+                self.fail_completion(intent, text, false)
+            }),
+        }
     }
 
     async fn call_delete(

@@ -72,12 +72,15 @@ pub(crate) fn mark_values(secret: &mut Value) {
     });
 }
 
-/// Searches the log lines of this process for values of Secrets, unless another subscriber is installed.
+/// Searches the log lines of this process for values of Secrets.
+///
+/// # Panics
+/// If another subscriber is installed: it would get the log lines instead.
 pub(crate) fn check_log_lines() {
     static INSTALLED: Once = Once::new();
     INSTALLED.call_once(|| {
-        // With another subscriber, the log is not checked.
-        let _ = tracing::subscriber::set_global_default(LogCheck { found: Arc::clone(&LOG_LINES) });
+        let installed = tracing::subscriber::set_global_default(LogCheck { found: Arc::clone(&LOG_LINES) });
+        assert!(installed.is_ok(), "another subscriber is installed, so no log line would be checked");
     });
 }
 
@@ -92,13 +95,17 @@ struct LogCheck {
 }
 
 impl LogCheck {
-    fn check(&self, metadata: &Metadata<'_>, record: impl FnOnce(&mut FieldWriter)) {
-        let mut line = FieldWriter(format!("{} {}:", metadata.level(), metadata.target()));
+    fn check(&self, start: String, record: impl FnOnce(&mut FieldWriter)) {
+        let mut line = FieldWriter(start);
         record(&mut line);
         if has_secret_value(&line.0) {
             self.found.lock().push(line.0);
         }
     }
+}
+
+fn start_of_line(metadata: &Metadata<'_>) -> String {
+    format!("{} {}:", metadata.level(), metadata.target())
 }
 
 struct FieldWriter(String);
@@ -116,16 +123,20 @@ impl Subscriber for LogCheck {
     }
 
     fn new_span(&self, span: &span::Attributes<'_>) -> span::Id {
-        self.check(span.metadata(), |line| span.record(line));
+        self.check(start_of_line(span.metadata()), |line| span.record(line));
         span::Id::from_u64(1)
     }
 
-    fn record(&self, _: &span::Id, _: &span::Record<'_>) {}
+    /// Checks fields that a span gets after its creation. All spans have the same ID here, so the line has no
+    /// target.
+    fn record(&self, _: &span::Id, values: &span::Record<'_>) {
+        self.check("span:".to_owned(), |line| values.record(line));
+    }
 
     fn record_follows_from(&self, _: &span::Id, _: &span::Id) {}
 
     fn event(&self, event: &tracing::Event<'_>) {
-        self.check(event.metadata(), |line| event.record(line));
+        self.check(start_of_line(event.metadata()), |line| event.record(line));
     }
 
     fn enter(&self, _: &span::Id) {}
@@ -181,8 +192,10 @@ mod tests {
         tracing::subscriber::with_default(LogCheck { found: Arc::clone(&found) }, || {
             tracing::info!("no value");
             tracing::trace!(target: "cofferdam_controllers", error = %mark("one"), "failed");
+            let span = tracing::info_span!("call", error = tracing::field::Empty);
+            span.record("error", mark("two"));
         });
-        assert_eq!(found.lock().len(), 1, "{:?}", found.lock());
+        assert_eq!(found.lock().len(), 2, "{:?}", found.lock());
     }
 
     /// The parameter of the class reaches the intent journal.

@@ -45,11 +45,12 @@ impl Replica {
     }
 }
 
-/// Numbers of terms and of writes by implementation.
+/// Numbers of terms and of writes by implementation, and of the writes of the Lease with an unknown result.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct Summary {
     upstream: Counts,
     cofferdam: Counts,
+    lease_writes_in_doubt: usize,
 }
 
 #[derive(Debug, Default, PartialEq, Eq)]
@@ -69,17 +70,19 @@ impl Summary {
 
 impl fmt::Display for Summary {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { upstream, cofferdam } = self;
+        let Self { upstream, cofferdam, lease_writes_in_doubt } = self;
         write!(
             f,
-            "upstream led {} times and made {} writes, Cofferdam {} times and {}: 0 without the Lease",
+            "upstream led {} times and made {} writes, Cofferdam {} times and {}: 0 without the Lease; \
+             {lease_writes_in_doubt} writes of the Lease have an unknown result",
             upstream.terms, upstream.writes, cofferdam.terms, cofferdam.writes
         )
     }
 }
 
 /// Checks that every write of `replicas`, except of Leases, events and reviews, was received after a write
-/// that set its replica as the holder of `lease`, and before a write that set another one or none.
+/// that set its replica as the holder of `lease`, and before a write that set another one or none. A write of
+/// the Lease with an unknown result starts and ends no term: its replica does not lead before a later success.
 ///
 /// # Errors
 /// The first other write, a holder that is not the writer, or an implementation that led less than twice.
@@ -89,12 +92,18 @@ pub(super) fn check(requests: &[AuditEvent], lease: &str, replicas: &[&Replica])
     // Time and holder after each write of the Lease.
     let mut holders: Vec<(Timestamp, Option<&Replica>)> = Vec::new();
     let mut summary = Summary::default();
-    for request in requests.iter().filter(|request| is_write(request) && request.is_successful()) {
+    // The audit log is in the order in which its lines were written, which may differ.
+    let mut by_completion: Vec<&AuditEvent> = requests.iter().filter(|request| is_write(request)).collect();
+    by_completion.sort_by_key(|request| request.completed);
+    for request in by_completion {
         let name = request.object_ref.as_ref().and_then(|object| object.name.as_deref());
         let Some(replica) = by_user.get(&request.user.username) else { continue };
         // The path of a creation has no name, and each service account creates its Lease only.
         let is_lease = request.resource() == "leases" && (name == Some(lease) || request.verb == "create");
-        if !is_lease {
+        if is_lease && request.is_in_doubt() {
+            summary.lease_writes_in_doubt += 1;
+        }
+        if !is_lease || !request.is_successful() {
             continue;
         }
         let identity = request.holder().context("a write of a Lease without a holder")?;
@@ -156,17 +165,21 @@ mod tests {
     }
 
     fn check_rows(rows: &[Row]) -> Result<Summary> {
+        check_rows_with_codes(&rows.iter().map(|row| (*row, 200)).collect::<Vec<_>>())
+    }
+
+    fn check_rows_with_codes(rows: &[(Row, u16)]) -> Result<Summary> {
         let replicas = replicas();
         let lines: Vec<String> = rows
             .iter()
-            .map(|(replica, verb, resource, received, completed, holder)| {
+            .map(|((replica, verb, resource, received, completed, holder), code)| {
                 let time = |second: &u32| format!("2026-01-01T00:00:{second:02}.000000Z");
                 serde_json::json!({
                     "verb": verb,
                     "requestURI": "/uri",
                     "user": { "username": replicas[*replica].user() },
                     "objectRef": { "resource": resource, "name": "lease" },
-                    "responseStatus": { "code": 200 },
+                    "responseStatus": { "code": code },
                     "requestObject": { "spec": { "holderIdentity": holder } },
                     "requestReceivedTimestamp": time(received),
                     "stageTimestamp": time(completed),
@@ -192,7 +205,25 @@ mod tests {
     fn writes_of_holders_are_counted() {
         let summary = check_rows(&TERMS).unwrap();
         let [upstream, cofferdam] = [1, 1].map(|writes| Counts { terms: 2, writes });
-        assert_eq!(summary, Summary { upstream, cofferdam });
+        assert_eq!(summary, Summary { upstream, cofferdam, lease_writes_in_doubt: 0 });
+    }
+
+    #[test]
+    fn the_order_of_the_lines_is_not_that_of_the_terms() {
+        let mut rows = TERMS;
+        rows.reverse();
+        assert_eq!(check_rows(&rows).unwrap(), check_rows(&TERMS).unwrap());
+    }
+
+    #[test]
+    fn failed_writes_of_the_lease_start_no_term_and_are_counted_if_in_doubt() {
+        let lease_write = (1, "update", "leases", 2, 3, "cofferdam-0-1f");
+        for (code, lease_writes_in_doubt) in [(409, 0), (504, 1)] {
+            let mut rows: Vec<_> = TERMS.iter().map(|row| (*row, 200)).collect();
+            rows.push((lease_write, code));
+            let expected = Summary { lease_writes_in_doubt, ..check_rows(&TERMS).unwrap() };
+            assert_eq!(check_rows_with_codes(&rows).unwrap(), expected);
+        }
     }
 
     #[test]
