@@ -16,7 +16,10 @@ const WITH_LARGEST_LIMIT: &str = r#"ulimit -S -c "$(ulimit -H -c)"; exec "$0" "$
 #[test]
 fn a_process_that_did_not_forbid_it_dumps_core() {
     let limit = Command::new("sh").args(["-c", "ulimit -H -c"]).output().unwrap().stdout;
-    assert_ne!(limit, b"0\n", "the hard limit of core dumps is 0: run the tests with `ulimit -H -c unlimited`");
+    assert_ne!(
+        limit, b"0\n",
+        "the hard limit of core dumps is 0: run the tests with `ulimit -H -c unlimited`"
+    );
     let directory = tempfile::TempDir::new().unwrap();
     let mut shell = Command::new("sh");
     shell.args(["-c", WITH_LARGEST_LIMIT, "sh", "-c", "kill -ABRT $$"]).current_dir(directory.path());

@@ -4,7 +4,7 @@ use std::{
     collections::BTreeMap,
     path::Path,
     sync::{Arc, Mutex},
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use cofferdam_csi::v1::{
@@ -13,7 +13,7 @@ use cofferdam_csi::v1::{
     identity_server::{Identity, IdentityServer},
     volume_capability::AccessType,
 };
-use tokio::{net::UnixListener, task::JoinHandle};
+use tokio::{net::UnixListener, sync::Semaphore, task::JoinHandle};
 use tokio_stream::wrappers::UnixListenerStream;
 use tonic::{Request, Response, Status, transport::Server};
 
@@ -23,8 +23,9 @@ pub(crate) const NAME: &str = "existing.example";
 type Answer<T> = Result<Response<T>, Status>;
 
 /// A call that the driver has received.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug)]
 pub(crate) struct RecordedCall {
+    pub(crate) at: Instant,
     /// Name of the method, such as `CreateVolume`.
     pub(crate) method: &'static str,
     /// Deadline of the caller.
@@ -37,6 +38,22 @@ pub(crate) struct RecordedCall {
     pub(crate) max_entries: i32,
 }
 
+impl RecordedCall {
+    fn new(method: &'static str) -> Self {
+        Self {
+            at: Instant::now(),
+            method,
+            timeout: None,
+            parameters: BTreeMap::new(),
+            mutable_parameters: BTreeMap::new(),
+            password: None,
+            fs_type: String::new(),
+            has_topology: false,
+            max_entries: 0,
+        }
+    }
+}
+
 /// Behavior of the driver.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Behavior {
@@ -44,10 +61,10 @@ pub(crate) struct Behavior {
     pub(crate) fails_creates: bool,
     /// ControllerExpandVolume fails with `FailedPrecondition`.
     pub(crate) fails_expansions: bool,
-    /// Duration of Probe.
-    pub(crate) probe_duration: Duration,
-    /// Duration of CreateVolume.
-    pub(crate) create_duration: Duration,
+    /// Probe does not return.
+    pub(crate) hangs_in_probes: bool,
+    /// CreateVolume waits for [`RecordingDriver::release`].
+    pub(crate) holds_creates: bool,
 }
 
 #[derive(Debug, Default)]
@@ -59,13 +76,18 @@ struct State {
 }
 
 /// The driver. Clones have the same state.
-#[derive(Clone, Debug, Default)]
-pub(crate) struct RecordingDriver(Arc<Mutex<State>>);
+#[derive(Clone, Debug)]
+pub(crate) struct RecordingDriver {
+    state: Arc<Mutex<State>>,
+    /// Has a permit for each held CreateVolume call that may return.
+    gate: Arc<Semaphore>,
+}
 
 impl RecordingDriver {
     /// Serves the driver on a socket.
     pub(crate) fn serve(socket: &Path, behavior: Behavior) -> (Self, JoinHandle<()>) {
-        let driver = Self(Arc::new(Mutex::new(State { behavior, ..State::default() })));
+        let state = Arc::new(Mutex::new(State { behavior, ..State::default() }));
+        let driver = Self { state, gate: Arc::new(Semaphore::new(0)) };
         let listener = UnixListener::bind(socket).unwrap();
         let services = Server::builder()
             .add_service(IdentityServer::new(driver.clone()))
@@ -78,19 +100,24 @@ impl RecordingDriver {
 
     /// The calls of a method, in order.
     pub(crate) fn calls(&self, method: &str) -> Vec<RecordedCall> {
-        let state = self.0.lock().unwrap();
+        let state = self.state.lock().unwrap();
         state.calls.iter().filter(|call| call.method == method).cloned().collect()
+    }
+
+    /// Lets one held CreateVolume call return, or the next one if none is held.
+    pub(crate) fn release(&self) {
+        self.gate.add_permits(1);
     }
 
     /// Largest number of CreateVolume calls at the same time.
     pub(crate) fn max_running_creates(&self) -> usize {
-        self.0.lock().unwrap().max_running_creates
+        self.state.lock().unwrap().max_running_creates
     }
 
     fn record<T>(&self, request: &Request<T>, call: RecordedCall) -> Behavior {
         let timeout =
             request.metadata().get("grpc-timeout").map(|value| parse_timeout(value.to_str().unwrap()));
-        let mut state = self.0.lock().unwrap();
+        let mut state = self.state.lock().unwrap();
         state.calls.push(RecordedCall { timeout, ..call });
         state.behavior
     }
@@ -146,8 +173,9 @@ impl Identity for RecordingDriver {
     }
 
     async fn probe(&self, request: Request<v1::ProbeRequest>) -> Answer<v1::ProbeResponse> {
-        let call = RecordedCall { method: "Probe", ..RecordedCall::default() };
-        tokio::time::sleep(self.record(&request, call).probe_duration).await;
+        if self.record(&request, RecordedCall::new("Probe")).hangs_in_probes {
+            std::future::pending::<()>().await;
+        }
         Ok(Response::new(v1::ProbeResponse { ready: Some(true) }))
     }
 }
@@ -180,25 +208,26 @@ impl Controller for RecordingDriver {
     ) -> Answer<v1::CreateVolumeResponse> {
         let message = request.get_ref();
         let call = RecordedCall {
-            method: "CreateVolume",
             parameters: message.parameters.clone(),
             mutable_parameters: message.mutable_parameters.clone(),
             password: message.secrets.get("password").cloned(),
             fs_type: fs_type(message.volume_capabilities.first()),
             has_topology: message.accessibility_requirements.is_some(),
-            ..RecordedCall::default()
+            ..RecordedCall::new("CreateVolume")
         };
         let behavior = self.record(&request, call);
         if behavior.fails_creates {
             return Err(Status::unavailable("no"));
         }
         {
-            let mut state = self.0.lock().unwrap();
+            let mut state = self.state.lock().unwrap();
             state.running_creates += 1;
             state.max_running_creates = state.max_running_creates.max(state.running_creates);
         }
-        tokio::time::sleep(behavior.create_duration).await;
-        self.0.lock().unwrap().running_creates -= 1;
+        if behavior.holds_creates {
+            self.gate.acquire().await.unwrap().forget();
+        }
+        self.state.lock().unwrap().running_creates -= 1;
         let request = request.into_inner();
         let volume = v1::Volume {
             capacity_bytes: request.capacity_range.map(|range| range.required_bytes).unwrap_or_default(),
@@ -214,7 +243,7 @@ impl Controller for RecordingDriver {
         request: Request<v1::ControllerPublishVolumeRequest>,
     ) -> Answer<v1::ControllerPublishVolumeResponse> {
         let fs_type = fs_type(request.get_ref().volume_capability.as_ref());
-        let call = RecordedCall { method: "ControllerPublishVolume", fs_type, ..RecordedCall::default() };
+        let call = RecordedCall { fs_type, ..RecordedCall::new("ControllerPublishVolume") };
         self.record(&request, call);
         Ok(Response::new(v1::ControllerPublishVolumeResponse { publish_context: BTreeMap::new() }))
     }
@@ -224,7 +253,7 @@ impl Controller for RecordingDriver {
         request: Request<v1::ListVolumesRequest>,
     ) -> Answer<v1::ListVolumesResponse> {
         let max_entries = request.get_ref().max_entries;
-        self.record(&request, RecordedCall { method: "ListVolumes", max_entries, ..RecordedCall::default() });
+        self.record(&request, RecordedCall { max_entries, ..RecordedCall::new("ListVolumes") });
         Ok(Response::new(v1::ListVolumesResponse { entries: Vec::new(), next_token: String::new() }))
     }
 
@@ -232,7 +261,7 @@ impl Controller for RecordingDriver {
         &self,
         request: Request<v1::ControllerExpandVolumeRequest>,
     ) -> Answer<v1::ControllerExpandVolumeResponse> {
-        let call = RecordedCall { method: "ControllerExpandVolume", ..RecordedCall::default() };
+        let call = RecordedCall::new("ControllerExpandVolume");
         if self.record(&request, call).fails_expansions {
             return Err(Status::failed_precondition("the volume is in use"));
         }
@@ -246,8 +275,7 @@ impl Controller for RecordingDriver {
         request: Request<v1::ControllerModifyVolumeRequest>,
     ) -> Answer<v1::ControllerModifyVolumeResponse> {
         let mutable_parameters = request.get_ref().mutable_parameters.clone();
-        let call =
-            RecordedCall { method: "ControllerModifyVolume", mutable_parameters, ..RecordedCall::default() };
+        let call = RecordedCall { mutable_parameters, ..RecordedCall::new("ControllerModifyVolume") };
         self.record(&request, call);
         Ok(Response::new(v1::ControllerModifyVolumeResponse {}))
     }
