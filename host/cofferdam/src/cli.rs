@@ -114,6 +114,10 @@ pub(crate) enum RenderCommand {
         #[arg(long, value_name = "NAME", default_value = "cofferdam")]
         service_account: String,
 
+        /// Omit the account, for one that another manifest creates; roles and bindings remain
+        #[arg(long)]
+        without_service_account: bool,
+
         /// Namespace of the Leases, as in the argument of that name of run and of the sidecars [default: that
         /// of --namespace]
         #[arg(long, value_name = "NAME")]

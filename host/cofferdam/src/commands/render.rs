@@ -49,6 +49,7 @@ pub(crate) fn render(command: &RenderCommand) -> Result<String, CommandError> {
         drivers,
         namespace,
         service_account,
+        without_service_account,
         leader_election_namespace,
         secret_namespaces,
         secret,
@@ -80,7 +81,10 @@ pub(crate) fn render(command: &RenderCommand) -> Result<String, CommandError> {
     }
     let readable = ReadableSecrets::from_flags(secret, secret_namespaces, *drivers, namespace)?;
     let role_rules = RoleRules::new(&rules, &readable, namespace, lease_namespace);
-    let objects = objects(role_rules, namespace, service_account);
+    let mut objects = objects(role_rules, namespace, service_account);
+    if !without_service_account {
+        objects.insert(0, service_account_object(namespace, service_account));
+    }
     let text =
         serde_saphyr::to_string_multiple(&objects).map_err(|error| RenderError::Yaml(error.to_string()))?;
     Ok(format!("{}{text}", header_comment(namespace)))
@@ -230,12 +234,17 @@ impl RoleRules {
     }
 }
 
-fn objects(rules: RoleRules, namespace: &str, account: &str) -> Vec<Value> {
-    let mut objects = vec![json!({
+fn service_account_object(namespace: &str, account: &str) -> Value {
+    json!({
         "apiVersion": "v1",
         "kind": "ServiceAccount",
         "metadata": {"name": account, "namespace": namespace},
-    })];
+    })
+}
+
+/// The roles with these rules, and their bindings to the account.
+fn objects(rules: RoleRules, namespace: &str, account: &str) -> Vec<Value> {
+    let mut objects = Vec::new();
     let mut add = |kind: &str, metadata: Value, rules: Vec<Value>| {
         let api_version = format!("{RBAC_API_GROUP}/v1");
         let role_name = metadata.get("name");
@@ -308,6 +317,7 @@ mod tests {
             namespace: namespace.to_owned(),
             service_account: "cofferdam".to_owned(),
             leader_election_namespace: None,
+            without_service_account: false,
             secret_namespaces: texts(secret_namespaces),
             secret: texts(secrets),
         };
@@ -350,6 +360,7 @@ mod tests {
                 namespace: "storage".to_owned(),
                 service_account: "array".to_owned(),
                 leader_election_namespace: Some(lease_namespace.to_owned()),
+                without_service_account: false,
                 secret_namespaces: Vec::new(),
                 secret: Vec::new(),
             })
@@ -367,6 +378,28 @@ mod tests {
         assert_eq!(binding["subjects"][0]["namespace"], "storage");
         let error = render_with("Kube").unwrap_err().to_string();
         assert!(error.starts_with("--leader-election-namespace: \"Kube\""), "{error}");
+    }
+
+    #[test]
+    fn the_service_account_is_omitted_on_request() {
+        let render_with = |without_service_account| {
+            let text = render(&RenderCommand::Rbac {
+                role: vec!["attacher".to_owned()],
+                drivers: DriverPlacementArg::Central,
+                namespace: "storage".to_owned(),
+                service_account: "array".to_owned(),
+                without_service_account,
+                leader_election_namespace: None,
+                secret_namespaces: Vec::new(),
+                secret: Vec::new(),
+            });
+            serde_saphyr::from_multiple::<Value>(&text.unwrap()).unwrap()
+        };
+        let with_account = render_with(false);
+        let without_account = render_with(true);
+        assert_eq!(with_account[0]["kind"], "ServiceAccount");
+        assert_eq!(without_account, with_account[1..], "the other objects are the same");
+        assert_eq!(without_account[1]["subjects"][0]["name"], "array");
     }
 
     /// `kind namespace/name: Secrets` of every rendered role that allows reading Secrets.
@@ -500,6 +533,7 @@ mod tests {
                 namespace: "storage".to_owned(),
                 service_account: account.to_owned(),
                 leader_election_namespace: None,
+                without_service_account: false,
                 secret_namespaces: Vec::new(),
                 secret: Vec::new(),
             };
