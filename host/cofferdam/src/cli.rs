@@ -124,7 +124,7 @@ pub(crate) enum RenderCommand {
         leader_election_namespace: Option<String>,
 
         /// Namespace of the Secrets that StorageClasses and PersistentVolumes may name; repeat it for more;
-        /// * for every namespace. Pass the same to run [default: that of --namespace]
+        /// * for every namespace, an empty value for none. Pass the same to run [default: that of --namespace]
         #[arg(long, value_name = "NAMESPACE", value_delimiter = ',')]
         secret_namespaces: Vec<String>,
 

@@ -180,6 +180,21 @@ fn an_invalid_setting_is_reported_in_one_line() {
 }
 
 #[test]
+fn render_rbac_accepts_an_empty_list_of_secret_namespaces() {
+    let scratch = TestDirectory::new("render");
+    let rendered = |flags: &[&str]| {
+        let output = run(&scratch, &[&["render", "rbac", "--role", "provisioner"], flags].concat());
+        assert!(output.status.success(), "{flags:?}: {}", String::from_utf8_lossy(&output.stderr));
+        String::from_utf8(output.stdout).unwrap()
+    };
+    assert!(rendered(&[]).contains("secrets"));
+    for flags in [&["--secret-namespaces="][..], &["--secret-namespaces", ""]] {
+        let text = rendered(flags);
+        assert!(text.contains("configmaps") && !text.contains("secrets"), "{text}");
+    }
+}
+
+#[test]
 fn config_shows_every_value_with_its_origin() {
     let scratch = TestDirectory::new("config");
     let file = scratch.file("c.toml", "role = [\"provisioner\"]\n\n[backend.array]\nfile = \"a.wasm\"\n");

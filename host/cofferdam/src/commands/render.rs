@@ -73,13 +73,16 @@ pub(crate) fn render(command: &RenderCommand) -> Result<String, CommandError> {
             .map_err(|problem| RenderError::Argument(format!("--role: {problem}")))?,
     }
     let rules = rules(&roles, *drivers);
-    let has_secrets_flag = !secret.is_empty() || !secret_namespaces.is_empty();
+    // As in the setting, an empty list means no Secret, and empty items do not count.
+    let listed: Option<Vec<&str>> = (!secret_namespaces.is_empty())
+        .then(|| secret_namespaces.iter().map(|name| name.trim()).filter(|name| !name.is_empty()).collect());
+    let has_secrets_flag = !secret.is_empty() || listed.as_ref().is_some_and(|listed| !listed.is_empty());
     if has_secrets_flag && !rules.iter().any(|rule| rule.scope == RuleScope::DriverSecrets) {
         let flag = if secret.is_empty() { "--secret-namespaces" } else { "--secret" };
         let message = format!("{flag}: none of the roles reads Secrets; expected no such flag");
         return Err(RenderError::Argument(message).into());
     }
-    let readable = ReadableSecrets::from_flags(secret, secret_namespaces, *drivers, namespace)?;
+    let readable = ReadableSecrets::from_flags(secret, listed.as_deref(), *drivers, namespace)?;
     let role_rules = RoleRules::new(&rules, &readable, namespace, lease_namespace);
     let mut objects = objects(role_rules, namespace, service_account);
     if !without_service_account {
@@ -113,7 +116,7 @@ impl ReadableSecrets {
     /// of its own namespace, or none if it is that of a node.
     fn from_flags(
         secrets: &[String],
-        namespaces: &[String],
+        namespaces: Option<&[&str]>,
         drivers: DriverPlacementArg,
         own_namespace: &str,
     ) -> Result<Self, RenderError> {
@@ -126,17 +129,18 @@ impl ReadableSecrets {
             })?;
             named.entry(namespace.to_owned()).or_default().insert(name.to_owned());
         }
-        let is_central = drivers == DriverPlacementArg::Central;
-        match namespaces {
-            _ if !named.is_empty() => Ok(Self::Named(named)),
-            [] if !is_central => Ok(Self::Named(named)),
-            [] => Ok(Self::Namespaces(SecretNamespaces::only(own_namespace))),
-            _ if !is_central => Err(RenderError::Argument(
+        if !named.is_empty() {
+            return Ok(Self::Named(named));
+        }
+        match (namespaces, drivers == DriverPlacementArg::Central) {
+            (None, true) => Ok(Self::Namespaces(SecretNamespaces::only(own_namespace))),
+            (None | Some([]), false) => Ok(Self::Named(named)),
+            (Some(_), false) => Err(RenderError::Argument(
                 "--secret-namespaces: the account of a node may read single Secrets only; \
                  expected --secret NAMESPACE/NAME"
                     .to_owned(),
             )),
-            listed => SecretNamespaceList::parse(listed.iter().map(String::as_str))
+            (Some(listed), true) => SecretNamespaceList::parse(listed.iter().copied())
                 .map(|list| Self::Namespaces(list.0))
                 .map_err(|error| RenderError::Argument(format!("--secret-namespaces: {error}"))),
         }
@@ -432,7 +436,7 @@ mod tests {
         use DriverPlacementArg::{Central, CsiNode, Node};
         #[rustfmt::skip] // one row a command: --role, --drivers, --secret-namespaces, --secret
         #[expect(clippy::type_complexity, reason = "written once")]
-        let table: [(&str, DriverPlacementArg, &[&str], &[&str], &[&str]); 10] = [
+        let table: [(&str, DriverPlacementArg, &[&str], &[&str], &[&str]); 14] = [
             ("provisioner", Central, &[], &[], &["Role storage/cofferdam: all"]),
             ("attacher",    Central, &[], &[], &["Role storage/cofferdam: all"]),
             ("resizer",     Central, &["storage"], &[], &["Role storage/cofferdam: all"]),
@@ -445,6 +449,11 @@ mod tests {
             ("resizer",     CsiNode, &[], &[], &[]),
             ("provisioner", CsiNode, &[], &["a/x"], &["Role a/storage:cofferdam: [\"x\"]"]),
             ("protection",  Central, &[], &[], &[]),
+            // An empty list, as the setting's: no Secret.
+            ("provisioner", Central, &[""], &[], &[]),
+            ("provisioner", Central, &["", " a "], &[], &["Role a/storage:cofferdam: all"]),
+            ("provisioner", Node,    &[""], &[], &[]),
+            ("protection",  Central, &[""], &[], &[]),
         ];
         for (role, drivers, namespaces, secrets, expected) in table {
             let text = rendered_with_secrets(&[role], drivers, "storage", namespaces, secrets).unwrap();
