@@ -5,6 +5,7 @@ pub(crate) mod backend;
 use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
+use cofferdam_controllers::rbac::{DriverPlacement, NodeTopologySource};
 
 use crate::config::{ConnectionSelection, DevSelection, Roles, RunSelection, SettingFlags};
 use backend::BackendCommand;
@@ -147,6 +148,28 @@ pub(crate) enum DriverPlacementArg {
     NodeLabels,
     /// On the node of the process; an existing CSI driver whose topology keys are in the CSINode
     CsiNode,
+}
+
+impl From<DriverPlacementArg> for DriverPlacement {
+    fn from(argument: DriverPlacementArg) -> Self {
+        match argument {
+            DriverPlacementArg::Central => Self::ClusterWide,
+            DriverPlacementArg::Node => Self::NodeLocal(NodeTopologySource::Name),
+            DriverPlacementArg::NodeLabels => Self::NodeLocal(NodeTopologySource::Labels),
+            DriverPlacementArg::CsiNode => Self::NodeLocal(NodeTopologySource::CsiNode),
+        }
+    }
+}
+
+impl From<DriverPlacement> for DriverPlacementArg {
+    fn from(placement: DriverPlacement) -> Self {
+        match placement {
+            DriverPlacement::ClusterWide => Self::Central,
+            DriverPlacement::NodeLocal(NodeTopologySource::Name) => Self::Node,
+            DriverPlacement::NodeLocal(NodeTopologySource::Labels) => Self::NodeLabels,
+            DriverPlacement::NodeLocal(NodeTopologySource::CsiNode) => Self::CsiNode,
+        }
+    }
 }
 
 /// Flags of `status`.

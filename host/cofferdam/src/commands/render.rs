@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use cofferdam_cluster::SecretNamespaces;
 use cofferdam_controllers::{
     Role,
-    rbac::{DriverPlacement, NodeTopologySource, PolicyRule, RuleScope},
+    rbac::{PolicyRule, RuleScope},
     table,
 };
 use cofferdam_domain::dns::{is_dns_label, is_dns_subdomain};
@@ -158,15 +158,9 @@ fn header_comment(namespace: &str) -> String {
 /// RBAC rules of a process with these Cofferdam roles. Without a role that reconciles the cluster, the
 /// process reads at most its Node.
 fn rules(roles: &Roles, placement: DriverPlacementArg) -> Vec<PolicyRule> {
-    let drivers = match placement {
-        DriverPlacementArg::Central => DriverPlacement::ClusterWide,
-        DriverPlacementArg::Node => DriverPlacement::NodeLocal(NodeTopologySource::Name),
-        DriverPlacementArg::NodeLabels => DriverPlacement::NodeLocal(NodeTopologySource::Labels),
-        DriverPlacementArg::CsiNode => DriverPlacement::NodeLocal(NodeTopologySource::CsiNode),
-    };
     let mut rules = match roles.cluster.is_empty() {
         true => Vec::new(),
-        false => table::rbac_rules(&roles.cluster, drivers),
+        false => table::rbac_rules(&roles.cluster, placement.into()),
     };
     // The role `node` reads its Node once if topology keys of the driver's manifest are labels of the Node.
     let labels = matches!(placement, DriverPlacementArg::NodeLabels | DriverPlacementArg::CsiNode);
