@@ -279,17 +279,26 @@ pub(crate) async fn connect_with_kubeconfig(
 
 /// Formats an error and its sources in one line, each text once, without control and format characters: the
 /// texts may be an API server's or a driver's.
-pub(crate) fn one_line(error: &dyn std::error::Error) -> String {
-    let mut line = error.to_string();
+pub(crate) fn one_line(error: &(dyn std::error::Error + 'static)) -> String {
+    let mut line = message(error);
     let mut cause = error.source();
     while let Some(error) = cause {
-        let text = error.to_string();
+        let text = message(error);
         if !line.contains(&text) {
             line = format!("{line}: {text}");
         }
         cause = error.source();
     }
     escape_control_and_format(&line.split_whitespace().collect::<Vec<_>>().join(" "))
+}
+
+/// The message of an error. That of kube for a response of the API contains the fields of the whole object;
+/// this is its message and reason.
+fn message(error: &(dyn std::error::Error + 'static)) -> String {
+    match error.downcast_ref() {
+        Some(kube::Error::Api(status)) => status.to_string(),
+        Some(_) | None => error.to_string(),
+    }
 }
 
 #[cfg(test)]

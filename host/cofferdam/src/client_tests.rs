@@ -152,3 +152,10 @@ fn an_error_line_has_no_control_and_format_characters() {
     let line = "cannot create a client for https://h/\\u{202e}: Internal: a\\u{1b}]52;c;x\\u{7} b\\u{9b}2J";
     assert_eq!(one_line(&error), line);
 }
+
+#[test]
+fn an_error_of_the_api_is_its_message_and_reason() {
+    let status = kube::core::Status::failure("pods \"x\" not found", "NotFound").with_code(404);
+    let error = kube::Error::Api(Box::new(status));
+    assert_eq!(one_line(&error), "pods \"x\" not found: NotFound");
+}

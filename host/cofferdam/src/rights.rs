@@ -17,7 +17,7 @@ use k8s_openapi::api::{
 };
 use kube::{Api, api::PostParams};
 
-use crate::{cli::DriverPlacementArg, config::Roles};
+use crate::{cli::DriverPlacementArg, client::one_line, config::Roles};
 
 /// Number of reviews in flight.
 const MAX_IN_FLIGHT: usize = 8;
@@ -44,8 +44,11 @@ pub(crate) async fn missing_rights_message(
     drivers: DriverPlacementArg,
     namespaces: RuleNamespaces<'_>,
 ) -> Option<String> {
-    let missing = missing_rights(client, rules, namespaces).await;
-    if missing.is_empty() {
+    let reviews = AccessReviews::request(client, rules, namespaces).await;
+    if let Some(message) = reviews.failure_message() {
+        tracing::debug!("{message}");
+    }
+    if reviews.denied.is_empty() {
         return None;
     }
     let user = user_name(client).await;
@@ -61,31 +64,55 @@ pub(crate) async fn missing_rights_message(
             format!(" of {account}; change the namespace of their subjects to {}", account.namespace)
         }
     };
-    let missing = missing.join(", ");
+    let missing = reviews.denied.join(", ");
     Some(format!("the account lacks rights: {missing}; `{command}` prints the rules{remark}"))
 }
 
-/// Returns the verbs and resources that the rules allow and the API server denies to this account, such as
-/// `patch persistentvolumes`, in the order of the rules.
-async fn missing_rights(
-    client: &kube::Client,
-    rules: &[PolicyRule],
-    namespaces: RuleNamespaces<'_>,
-) -> Vec<String> {
-    let rules = rules
-        .iter()
-        .flat_map(|rule| namespaces_of(rule, namespaces).into_iter().map(move |namespace| (rule, namespace)));
-    let requests =
-        rules.flat_map(|(rule, namespace)| rule.verbs.iter().map(move |verb| (rule, namespace, *verb)));
-    stream::iter(requests)
-        .map(|(rule, namespace, verb)| async move {
-            let allowed = is_allowed(client, attributes(rule, namespace, verb)).await;
-            (!allowed).then(|| describe(rule, namespace, verb))
-        })
-        .buffered(MAX_IN_FLIGHT)
-        .filter_map(std::future::ready)
-        .collect()
-        .await
+/// The results of access reviews. A right is a verb and a resource, such as `patch persistentvolumes`; rights
+/// are in the order of the rules.
+#[derive(Debug, Default)]
+struct AccessReviews {
+    /// Rights that the API server denies to this account.
+    denied: Vec<String>,
+    /// Rights whose review failed.
+    failed: Vec<String>,
+    /// The error of the first failed review.
+    first_error: Option<kube::Error>,
+}
+
+impl AccessReviews {
+    /// Requests a review of each right that the rules allow.
+    async fn request(client: &kube::Client, rules: &[PolicyRule], namespaces: RuleNamespaces<'_>) -> Self {
+        let rules = rules.iter().flat_map(|rule| {
+            namespaces_of(rule, namespaces).into_iter().map(move |namespace| (rule, namespace))
+        });
+        let requests =
+            rules.flat_map(|(rule, namespace)| rule.verbs.iter().map(move |verb| (rule, namespace, *verb)));
+        let mut responses = stream::iter(requests)
+            .map(|(rule, namespace, verb)| async move {
+                (describe(rule, namespace, verb), review(client, attributes(rule, namespace, verb)).await)
+            })
+            .buffered(MAX_IN_FLIGHT);
+        let mut reviews = Self::default();
+        while let Some((right, response)) = responses.next().await {
+            match response {
+                Ok(true) => {}
+                Ok(false) => reviews.denied.push(right),
+                Err(error) => {
+                    reviews.failed.push(right);
+                    reviews.first_error.get_or_insert(error);
+                }
+            }
+        }
+        reviews
+    }
+
+    /// Describes the failed reviews in one line; `None` if none failed.
+    fn failure_message(&self) -> Option<String> {
+        let error = one_line(self.first_error.as_ref()?);
+        let (count, rights) = (self.failed.len(), self.failed.join(", "));
+        Some(format!("{count} access reviews failed: {rights}; the first with: {error}"))
+    }
 }
 
 /// The user name of the process, as the API server authenticates it. `None` if the API has no such review.
@@ -94,7 +121,7 @@ async fn user_name(client: &kube::Client) -> Option<String> {
     match Api::all(client.clone()).create(&PostParams::default(), &review).await {
         Ok(SelfSubjectReview { status, .. }) => status?.user_info?.username,
         Err(error) => {
-            tracing::debug!(%error, "the review of the user name failed");
+            tracing::debug!(error = one_line(&error), "the review of the user name failed");
             None
         }
     }
@@ -207,15 +234,18 @@ fn attributes(rule: &PolicyRule, namespace: &str, verb: &str) -> ResourceAttribu
 /// cluster's audit log. An API without access reviews, as in dev, permits everything; if the review fails,
 /// the request itself shows if it is permitted.
 pub(crate) async fn is_allowed(client: &kube::Client, attributes: ResourceAttributes) -> bool {
+    review(client, attributes).await.unwrap_or_else(|error| {
+        tracing::debug!(error = one_line(&error), "an access review failed");
+        true
+    })
+}
+
+/// Requests an access review: whether the account may send a request.
+async fn review(client: &kube::Client, attributes: ResourceAttributes) -> Result<bool, kube::Error> {
     let spec = SelfSubjectAccessReviewSpec { resource_attributes: Some(attributes), ..Default::default() };
     let review = SelfSubjectAccessReview { spec, ..Default::default() };
-    match Api::all(client.clone()).create(&PostParams::default(), &review).await {
-        Ok(response) => response.status.is_some_and(|status| status.allowed),
-        Err(error) => {
-            tracing::debug!(%error, "an access review failed");
-            true
-        }
-    }
+    let response = Api::all(client.clone()).create(&PostParams::default(), &review).await?;
+    Ok(response.status.is_some_and(|status| status.allowed))
 }
 
 #[cfg(test)]
@@ -409,6 +439,23 @@ mod tests {
             let command = format!("cofferdam render rbac --role protection --namespace storage{flags}");
             assert!(message.ends_with(&format!("; `{command}` prints the rules{end}")), "{message}");
         }
+    }
+
+    #[tokio::test]
+    async fn failed_reviews_are_reported_by_number_and_right() {
+        let rules = table::rbac_rules(&[Role::ALL[0]].into(), DriverPlacement::ClusterWide);
+        let rules: Vec<_> = rules.into_iter().filter(|rule| rule.resource == "persistentvolumes").collect();
+        let client = client(|_, review| match review["spec"]["resourceAttributes"]["verb"].as_str() {
+            Some("get" | "list") => (404, not_found()),
+            _ => (201, json!({"metadata": {}, "spec": {}, "status": {"allowed": true}})),
+        });
+        let reviews = AccessReviews::request(&client, &rules, NAMESPACES).await;
+        assert_eq!(reviews.denied, [""; 0], "the request itself shows if it is permitted");
+        assert_eq!(
+            reviews.failure_message().unwrap(),
+            "2 access reviews failed: get persistentvolumes, list persistentvolumes; the first with: the server \
+             could not find the requested resource: NotFound"
+        );
     }
 
     #[test]

@@ -9,6 +9,8 @@ use kube::{
 };
 use serde::de::DeserializeOwned;
 
+use crate::client::one_line;
+
 /// Delay before a watch that failed or ended is restarted.
 const WATCH_RETRY_DELAY: Duration = Duration::from_millis(100);
 
@@ -72,7 +74,7 @@ where
         match list_and_watch(api, &field, expectation, last).await {
             Ok(Some(found)) => return found,
             Ok(None) => {}
-            Err(error) => tracing::debug!(%error, "watching again"),
+            Err(error) => tracing::debug!(error = one_line(&error), "watching again"),
         }
         tokio::time::sleep(WATCH_RETRY_DELAY).await;
     }
