@@ -56,7 +56,7 @@ pub(crate) async fn run_sidecar(
     let mut configuration = resolved.configuration;
     let mut client = ClientEnvironment::from_process();
     if !sidecar.reads_kubeconfig_variable {
-        client.kubeconfig = None;
+        client = client.without_kubeconfig_variable();
     } else if client.kubeconfig.is_some() {
         // csi-provisioner prefers the variable to the flag.
         configuration.kubeconfig = None;
