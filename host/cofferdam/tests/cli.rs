@@ -172,6 +172,34 @@ fn an_unusable_kubeconfig_is_reported() {
 }
 
 #[test]
+fn a_process_in_a_pod_logs_that_its_node_name_turns_leader_election_off() {
+    let scratch = TestDirectory::new("elections");
+    let kubeconfig = scratch.file("kubeconfig", KUBECONFIG);
+    let reason = "leader election is off because node-name is set (--node-name or COFFERDAM_NODE_NAME)";
+    let log = |flags: &[&str], variables: &[(&str, &str)]| {
+        let run = ["run", "--role", "attach-detach", "--kubeconfig", &kubeconfig, "--log", "info"];
+        let mut command = cofferdam(&scratch, &[&run[..], flags].concat());
+        let output = command.envs(variables.iter().copied()).output().unwrap();
+        String::from_utf8(output.stderr).unwrap()
+    };
+    let (pod, node) = (("KUBERNETES_SERVICE_HOST", "10.0.0.1"), ("COFFERDAM_NODE_NAME", "n1"));
+    let text = log(&[], &[pod, node]);
+    assert_eq!(
+        text.lines().filter(|line| line.contains("INFO") && line.contains(reason)).count(),
+        1,
+        "{text}"
+    );
+    for (flags, variables) in [
+        (&[][..], &[node][..]),
+        (&["--leader-election=false"], &[pod, node]),
+        (&["--leader-election=false"], &[pod]),
+    ] {
+        let text = log(flags, variables);
+        assert!(text.contains("cannot start") && !text.contains(reason), "{text}");
+    }
+}
+
+#[test]
 fn an_invalid_setting_is_reported_in_one_line() {
     let scratch = TestDirectory::new("setting");
     assert_eq!(

@@ -108,6 +108,9 @@ async fn run_roles(
     if cluster.is_some() && leader_election::is_enabled(configuration, environment) {
         drivers::check_elected_drivers(&drivers)?;
     }
+    if cluster.is_some() {
+        leader_election::log_if_off_by_node_name(configuration, environment);
+    }
     if let Some(cluster) = &cluster {
         report_missing_rights(configuration, environment, cluster, &drivers).await;
     }
