@@ -146,7 +146,7 @@ impl CallFailure {
             Self::SecretsNotGranted => StorageError::with_known_effect(
                 ErrorKind::PermissionDenied,
                 "the call has secrets, such as those of a class, which are not granted to the backend; \
-                 expected `class-secrets = true` in its section [backend.NAME]"
+                 expected `class-secrets = true` in its section [backend.NAME], in the process that runs it"
                     .to_owned(),
             ),
             Self::Panic => {

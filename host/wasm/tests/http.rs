@@ -536,7 +536,9 @@ async fn a_call_with_class_secrets_fails_without_the_grant() {
         let class_call = Call { secrets: secrets(pairs), ..call() };
         let error = run_script(&backend, "v", class_call, script.clone()).await.unwrap_err();
         assert_eq!((error.kind, error.finality), (ErrorKind::PermissionDenied, Finality::Final), "{error}");
-        assert!(error.message.contains("`class-secrets = true` in its section"), "{error}");
+        let expected =
+            "expected `class-secrets = true` in its section [backend.NAME], in the process that runs it";
+        assert!(error.message.ends_with(expected), "{error}");
         assert!(!error.message.contains("of the class"), "{error}");
     }
     assert_eq!(server.request_count(), 0);
