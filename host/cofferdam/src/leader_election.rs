@@ -141,7 +141,7 @@ impl LeaderElection {
             let release = join_all(electors.iter_mut().map(LeaderElector::release));
             if timeout(RELEASE_TIMEOUT, release).await.is_err() {
                 tracing::warn!(
-                    "cannot release the leases in {RELEASE_TIMEOUT:?}: they end after their duration"
+                    "cannot release the leases within {RELEASE_TIMEOUT:?}: they expire after their lease duration"
                 );
             }
         }

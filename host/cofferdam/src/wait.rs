@@ -2,6 +2,7 @@
 
 use std::{fmt::Debug, time::Duration};
 
+use cofferdam_domain::text::DurationText;
 use futures::{StreamExt as _, pin_mut};
 use kube::{
     Api, Resource, ResourceExt as _,
@@ -16,7 +17,7 @@ const WATCH_RETRY_DELAY: Duration = Duration::from_millis(100);
 
 /// The condition was not met in time.
 #[derive(Debug, thiserror::Error)]
-#[error("{object} is {actual} after {timeout:?}: expected it to be {expected}")]
+#[error("{object} is {actual} after {}: expected it to be {expected}", DurationText(*.timeout))]
 pub(crate) struct WaitTimeout {
     object: String,
     actual: String,

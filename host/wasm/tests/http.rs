@@ -253,7 +253,7 @@ async fn response_timeout_reports_maybe_sent() {
     let (failed, arrived) = tokio::join!(send(&backend, endless), server.next_request());
     assert_eq!(arrived, "POST /gate ");
     assert!(failed.starts_with("Failure::Timeout maybe-sent=true http://127.0.0.1:"), "{failed}");
-    assert!(failed.ends_with("has not answered within 2s"), "{failed}");
+    assert!(failed.ends_with("did not respond within 2s"), "{failed}");
     // A server that accepts connections and sends nothing: the TLS handshake never starts.
     let silent = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let url = format!("https://localhost:{}", silent.local_addr().unwrap().port());
