@@ -15,7 +15,10 @@ use std::{
     time::Duration,
 };
 
-use cofferdam_domain::term::{BootClock, PermitSource as _, Term};
+use cofferdam_domain::{
+    term::{BootClock, PermitSource as _, Term},
+    text::DurationText,
+};
 use fnv::FnvHasher;
 use http::Method;
 use parking_lot::Mutex;
@@ -73,11 +76,13 @@ pub struct LeaseDurations {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum InvalidLeaseDurations {
     /// The Lease's duration is shorter than the unit of the API.
-    #[error("the lease duration is {0:?}: expected at least 1s")]
+    #[error("the lease duration is {}: expected at least 1s", DurationText(*.0))]
     TooShort(Duration),
     /// The holder would lead after the end of the Lease.
     #[error(
-        "the lease duration is {lease_duration:?}: expected more than the renew deadline, {renew_deadline:?}"
+        "the lease duration is {}: expected more than the renew deadline, {}",
+        DurationText(*.lease_duration),
+        DurationText(*.renew_deadline)
     )]
     RenewDeadline {
         /// The Lease's duration.
@@ -87,7 +92,9 @@ pub enum InvalidLeaseDurations {
     },
     /// The holder could stop before its second attempt.
     #[error(
-        "the renew deadline is {renew_deadline:?}: expected more than 1.2 retry periods of {retry_period:?}"
+        "the renew deadline is {}: expected more than 1.2 retry periods of {}",
+        DurationText(*.renew_deadline),
+        DurationText(*.retry_period)
     )]
     RetryPeriod {
         /// The renew deadline.
@@ -243,7 +250,9 @@ pub enum LeaseLost {
         identity: String,
     },
     /// The Lease could not be renewed in time.
-    #[error("lease {lease}: not renewed within the renew deadline, {deadline:?}: {problem}")]
+    #[error(
+        "lease {lease}: not renewed within the renew deadline, {}: {problem}", DurationText(*.deadline)
+    )]
     NotRenewed {
         /// Namespace and name of the Lease.
         lease: String,

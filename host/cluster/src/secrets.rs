@@ -85,7 +85,10 @@ pub enum SecretError {
     #[error("the namespace of a Secret is {0:?}: expected at most 63 lower-case letters, digits and dashes")]
     Namespace(Box<str>),
     /// The process does not read Secrets of the namespace. No request was sent.
-    #[error("Secret {secret} is not read: expected a namespace of the setting secret-namespaces ({listed})")]
+    #[error(
+        "Secret {secret} is not read: expected its namespace in the setting secret-namespaces ({listed}) of the \
+         process that runs provisioner, attacher or resizer, not of csi-server"
+    )]
     NamespaceNotListed {
         /// The Secret.
         secret: SecretRef,

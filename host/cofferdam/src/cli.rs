@@ -5,6 +5,7 @@ pub(crate) mod backend;
 use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
+use cofferdam_controllers::rbac::{DriverPlacement, NodeTopologySource};
 
 use crate::config::{ConnectionSelection, DevSelection, Roles, RunSelection, SettingFlags};
 use backend::BackendCommand;
@@ -114,13 +115,17 @@ pub(crate) enum RenderCommand {
         #[arg(long, value_name = "NAME", default_value = "cofferdam")]
         service_account: String,
 
+        /// Omit the account, for one that another manifest creates; roles and bindings remain
+        #[arg(long)]
+        without_service_account: bool,
+
         /// Namespace of the Leases, as in the argument of that name of run and of the sidecars [default: that
         /// of --namespace]
         #[arg(long, value_name = "NAME")]
         leader_election_namespace: Option<String>,
 
         /// Namespace of the Secrets that StorageClasses and PersistentVolumes may name; repeat it for more;
-        /// * for every namespace. Pass the same to run [default: that of --namespace]
+        /// * for every namespace, an empty value for none. Pass the same to run [default: that of --namespace]
         #[arg(long, value_name = "NAMESPACE", value_delimiter = ',')]
         secret_namespaces: Vec<String>,
 
@@ -143,6 +148,28 @@ pub(crate) enum DriverPlacementArg {
     NodeLabels,
     /// On the node of the process; an existing CSI driver whose topology keys are in the CSINode
     CsiNode,
+}
+
+impl From<DriverPlacementArg> for DriverPlacement {
+    fn from(argument: DriverPlacementArg) -> Self {
+        match argument {
+            DriverPlacementArg::Central => Self::ClusterWide,
+            DriverPlacementArg::Node => Self::NodeLocal(NodeTopologySource::Name),
+            DriverPlacementArg::NodeLabels => Self::NodeLocal(NodeTopologySource::Labels),
+            DriverPlacementArg::CsiNode => Self::NodeLocal(NodeTopologySource::CsiNode),
+        }
+    }
+}
+
+impl From<DriverPlacement> for DriverPlacementArg {
+    fn from(placement: DriverPlacement) -> Self {
+        match placement {
+            DriverPlacement::ClusterWide => Self::Central,
+            DriverPlacement::NodeLocal(NodeTopologySource::Name) => Self::Node,
+            DriverPlacement::NodeLocal(NodeTopologySource::Labels) => Self::NodeLabels,
+            DriverPlacement::NodeLocal(NodeTopologySource::CsiNode) => Self::CsiNode,
+        }
+    }
 }
 
 /// Flags of `status`.

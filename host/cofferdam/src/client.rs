@@ -25,9 +25,11 @@ pub(crate) enum ClientError {
     #[error("cannot use the pod's service account: {0}")]
     InCluster(String),
     #[error(
-        "no cluster: expected --kubeconfig FILE, KUBECONFIG, a pod's service account, or {}", path.display()
+        "no cluster: expected --kubeconfig FILE, {}a pod's service account, or {}",
+        if *ignores_variable { "" } else { "KUBECONFIG, " },
+        path.display()
     )]
-    NotConfigured { path: PathBuf },
+    NotConfigured { path: PathBuf, ignores_variable: bool },
     #[error("cannot create a client for {url}: {problem}")]
     Client { url: String, problem: String },
 }
@@ -58,6 +60,8 @@ impl ClusterConnection {
 pub(crate) struct ClientEnvironment {
     /// `KUBECONFIG`; absent if the variable is unset or empty.
     pub(crate) kubeconfig: Option<String>,
+    /// `true` if the process does not read `KUBECONFIG`.
+    pub(crate) ignores_kubeconfig_variable: bool,
     /// `true` if `KUBERNETES_SERVICE_HOST` is set and not empty, as in every pod.
     pub(crate) in_cluster: bool,
     /// Home directory.
@@ -78,9 +82,15 @@ impl ClientEnvironment {
         let text = |name| std::env::var(name).ok().filter(|value| !value.is_empty());
         Self {
             kubeconfig: text("KUBECONFIG"),
+            ignores_kubeconfig_variable: false,
             in_cluster: text("KUBERNETES_SERVICE_HOST").is_some(),
             home: std::env::home_dir(),
         }
+    }
+
+    /// This environment for a sidecar that does not read `KUBECONFIG`.
+    pub(crate) fn without_kubeconfig_variable(self) -> Self {
+        Self { kubeconfig: None, ignores_kubeconfig_variable: true, ..self }
     }
 
     /// Selects the first of: `flag`, which is the setting `kubeconfig`; `KUBECONFIG`; the pod's service
@@ -99,7 +109,7 @@ impl ClientEnvironment {
         if path.exists() {
             Ok(ClientConfigSource::File(path))
         } else {
-            Err(ClientError::NotConfigured { path })
+            Err(ClientError::NotConfigured { path, ignores_variable: self.ignores_kubeconfig_variable })
         }
     }
 }
@@ -279,17 +289,26 @@ pub(crate) async fn connect_with_kubeconfig(
 
 /// Formats an error and its sources in one line, each text once, without control and format characters: the
 /// texts may be an API server's or a driver's.
-pub(crate) fn one_line(error: &dyn std::error::Error) -> String {
-    let mut line = error.to_string();
+pub(crate) fn one_line(error: &(dyn std::error::Error + 'static)) -> String {
+    let mut line = message(error);
     let mut cause = error.source();
     while let Some(error) = cause {
-        let text = error.to_string();
+        let text = message(error);
         if !line.contains(&text) {
             line = format!("{line}: {text}");
         }
         cause = error.source();
     }
     escape_control_and_format(&line.split_whitespace().collect::<Vec<_>>().join(" "))
+}
+
+/// The message of an error. That of kube for a response of the API contains the fields of the whole object;
+/// this is its message and reason.
+fn message(error: &(dyn std::error::Error + 'static)) -> String {
+    match error.downcast_ref() {
+        Some(kube::Error::Api(status)) => status.to_string(),
+        Some(_) | None => error.to_string(),
+    }
 }
 
 #[cfg(test)]

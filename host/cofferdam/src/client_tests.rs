@@ -5,8 +5,12 @@ fn the_kubeconfig_is_chosen_from_flag_variable_pod_and_home_in_order() {
     let home = std::env::temp_dir().join(format!("cofferdam-client-{}", std::process::id()));
     std::fs::create_dir_all(home.join(".kube")).unwrap();
     std::fs::write(home.join(".kube/config"), "").unwrap();
-    let mut environment =
-        ClientEnvironment { kubeconfig: Some("a:b".to_owned()), in_cluster: true, home: Some(home.clone()) };
+    let mut environment = ClientEnvironment {
+        kubeconfig: Some("a:b".to_owned()),
+        in_cluster: true,
+        home: Some(home.clone()),
+        ..ClientEnvironment::default()
+    };
     let flag = Path::new("/flag");
     assert_eq!(environment.choose_source(Some(flag)).unwrap(), ClientConfigSource::File(flag.to_owned()));
     assert_eq!(
@@ -19,7 +23,18 @@ fn the_kubeconfig_is_chosen_from_flag_variable_pod_and_home_in_order() {
     assert_eq!(environment.choose_source(None).unwrap(), ClientConfigSource::File(home.join(".kube/config")));
     std::fs::remove_dir_all(&home).unwrap();
     let error = environment.choose_source(None).unwrap_err().to_string();
-    assert!(error.starts_with("no cluster: expected --kubeconfig FILE, KUBECONFIG, "), "{error}");
+    let path = home.join(".kube/config");
+    let expected = |variable: &str| {
+        format!(
+            "no cluster: expected --kubeconfig FILE, {variable}a pod's service account, or {}",
+            path.display()
+        )
+    };
+    assert_eq!(error, expected("KUBECONFIG, "));
+    // The variable is not named if it is not read.
+    environment.kubeconfig = Some("a:b".to_owned());
+    let error = environment.without_kubeconfig_variable().choose_source(None).unwrap_err().to_string();
+    assert_eq!(error, expected(""));
 }
 
 #[tokio::test]
@@ -151,4 +166,11 @@ fn an_error_line_has_no_control_and_format_characters() {
     };
     let line = "cannot create a client for https://h/\\u{202e}: Internal: a\\u{1b}]52;c;x\\u{7} b\\u{9b}2J";
     assert_eq!(one_line(&error), line);
+}
+
+#[test]
+fn an_error_of_the_api_is_its_message_and_reason() {
+    let status = kube::core::Status::failure("pods \"x\" not found", "NotFound").with_code(404);
+    let error = kube::Error::Api(Box::new(status));
+    assert_eq!(one_line(&error), "pods \"x\" not found: NotFound");
 }

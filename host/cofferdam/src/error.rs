@@ -77,7 +77,7 @@ pub(crate) enum CommandError {
     /// An error that only one command or only the node roles can return. Its type is defined beside them.
     #[error(transparent)]
     Other(Box<dyn Error + Send + Sync>),
-    /// An invalid flag of `render` or of a `backend` command, or input that a `backend` command cannot use,
+    /// An invalid value of a flag that is no setting, a missing setting, or input that a `backend` command cannot use,
     /// such as a directory that is not empty. Also `backend new` in a program that was built without the
     /// versions of the SDK, of its dependencies or of the compiler.
     #[error(transparent)]
@@ -85,9 +85,9 @@ pub(crate) enum CommandError {
 }
 
 impl CommandError {
-    /// The exit code: 2 for [`Self::Usage`], as for an unknown flag, and for a component of `backend
-    /// inspect`, `call` or `test` that cannot be loaded; otherwise 1.
+    /// The exit code: 2 for an invalid command line or configuration, as for an unknown flag, and for a
+    /// component of `backend inspect`, `call` or `test` that cannot be loaded; otherwise 1.
     pub(crate) const fn exit_code(&self) -> u8 {
-        if matches!(self, Self::Usage(_) | Self::Component { .. }) { 2 } else { 1 }
+        if matches!(self, Self::Config(_) | Self::Usage(_) | Self::Component { .. }) { 2 } else { 1 }
     }
 }

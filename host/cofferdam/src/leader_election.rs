@@ -37,8 +37,27 @@ const RELEASE_TIMEOUT: Duration = Duration::from_secs(5);
 /// rolling update, would both call the driver. The processes of a node-local driver, one on each node, share
 /// no work.
 pub(crate) fn is_enabled(configuration: &Configuration, environment: &HashMap<String, String>) -> bool {
-    let is_in_pod = environment.get(SERVICE_HOST).is_some_and(|host| !host.is_empty());
-    configuration.leader_election.unwrap_or(is_in_pod && configuration.node_name.is_none())
+    let by_default = is_in_pod(environment) && configuration.node_name.is_none();
+    configuration.leader_election.unwrap_or(by_default)
+}
+
+/// Logs if the node name alone turns leader election off: `COFFERDAM_NODE_NAME` may be set for another
+/// purpose.
+pub(crate) fn log_if_off_by_node_name(configuration: &Configuration, environment: &HashMap<String, String>) {
+    if is_off_by_node_name(configuration, environment) {
+        tracing::info!(
+            "leader election is off because node-name is set (--node-name or COFFERDAM_NODE_NAME): one process \
+             runs on each node; for a driver that is not node-local, set --leader-election"
+        );
+    }
+}
+
+fn is_off_by_node_name(configuration: &Configuration, environment: &HashMap<String, String>) -> bool {
+    configuration.leader_election.is_none() && is_in_pod(environment) && configuration.node_name.is_some()
+}
+
+fn is_in_pod(environment: &HashMap<String, String>) -> bool {
+    environment.get(SERVICE_HOST).is_some_and(|host| !host.is_empty())
 }
 
 /// The Leases of a process.
@@ -122,7 +141,7 @@ impl LeaderElection {
             let release = join_all(electors.iter_mut().map(LeaderElector::release));
             if timeout(RELEASE_TIMEOUT, release).await.is_err() {
                 tracing::warn!(
-                    "cannot release the leases in {RELEASE_TIMEOUT:?}: they end after their duration"
+                    "cannot release the leases within {RELEASE_TIMEOUT:?}: they expire after their lease duration"
                 );
             }
         }
@@ -221,14 +240,16 @@ mod tests {
 
     #[test]
     fn leases_are_the_default_in_a_pod_of_no_node() {
-        for (host, flag, node, expected) in [
-            (None, None, None, false),
-            (Some(""), None, None, false),
-            (Some("10.0.0.1"), None, None, true),
-            (Some("10.0.0.1"), None, Some("n1"), false),
-            (Some("10.0.0.1"), Some("false"), None, false),
-            (None, Some("true"), None, true),
-            (Some("10.0.0.1"), Some("true"), Some("n1"), true),
+        for (host, flag, node, expected, off_by_node_name) in [
+            (None, None, None, false, false),
+            (Some(""), None, None, false, false),
+            (Some("10.0.0.1"), None, None, true, false),
+            (Some("10.0.0.1"), None, Some("n1"), false, true),
+            (None, None, Some("n1"), false, false),
+            (Some("10.0.0.1"), Some("false"), Some("n1"), false, false),
+            (Some("10.0.0.1"), Some("false"), None, false, false),
+            (None, Some("true"), None, true, false),
+            (Some("10.0.0.1"), Some("true"), Some("n1"), true, false),
         ] {
             let given = [("leader-election", flag), ("node-name", node)];
             let values = given.into_iter().fold(CliValues::default(), |values, (name, value)| match value {
@@ -240,6 +261,8 @@ mod tests {
             let resolved = ResolvedConfig::for_cluster(&values, &environment).unwrap();
             let found = is_enabled(&resolved.configuration, &environment);
             assert_eq!(found, expected, "{host:?} {flag:?} {node:?}");
+            let found = is_off_by_node_name(&resolved.configuration, &environment);
+            assert_eq!(found, off_by_node_name, "{host:?} {flag:?} {node:?}");
         }
     }
 

@@ -2,6 +2,7 @@
 
 use std::{fmt::Debug, time::Duration};
 
+use cofferdam_domain::text::DurationText;
 use futures::{StreamExt as _, pin_mut};
 use kube::{
     Api, Resource, ResourceExt as _,
@@ -9,12 +10,14 @@ use kube::{
 };
 use serde::de::DeserializeOwned;
 
+use crate::client::one_line;
+
 /// Delay before a watch that failed or ended is restarted.
 const WATCH_RETRY_DELAY: Duration = Duration::from_millis(100);
 
 /// The condition was not met in time.
 #[derive(Debug, thiserror::Error)]
-#[error("{object} is {actual} after {timeout:?}: expected it to be {expected}")]
+#[error("{object} is {actual} after {}: expected it to be {expected}", DurationText(*.timeout))]
 pub(crate) struct WaitTimeout {
     object: String,
     actual: String,
@@ -72,7 +75,7 @@ where
         match list_and_watch(api, &field, expectation, last).await {
             Ok(Some(found)) => return found,
             Ok(None) => {}
-            Err(error) => tracing::debug!(%error, "watching again"),
+            Err(error) => tracing::debug!(error = one_line(&error), "watching again"),
         }
         tokio::time::sleep(WATCH_RETRY_DELAY).await;
     }

@@ -25,13 +25,13 @@ fn exists(class: Option<&StorageClass>) -> bool {
     class.is_some()
 }
 
-const LIMIT: Duration = Duration::from_secs(30);
+const LIMIT: Duration = Duration::from_secs(300);
 
 #[tokio::test(start_paused = true)]
 async fn a_timeout_reports_the_actual_and_the_expected_state() {
     let expectation = Expectation { expected: "there", is_met: &exists, describe: &state, timeout: LIMIT };
     let error = wait_for(&api(), "fast", &expectation).await.unwrap_err();
-    assert_eq!(error.to_string(), "StorageClass fast is absent after 30s: expected it to be there");
+    assert_eq!(error.to_string(), "StorageClass fast is absent after 5m: expected it to be there");
 }
 
 #[tokio::test(start_paused = true)]

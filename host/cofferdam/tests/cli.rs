@@ -9,6 +9,7 @@
 use std::{
     fs,
     io::{BufRead as _, BufReader, Read as _},
+    os::unix::process::CommandExt as _,
     path::{Path, PathBuf},
     process::{Child, Command, Output, Stdio},
 };
@@ -54,11 +55,20 @@ fn run(scratch: &TestDirectory, arguments: &[&str]) -> Output {
 
 /// Expects exit code 1 and one line on stderr; returns it without the program's name.
 fn run_error(scratch: &TestDirectory, arguments: &[&str]) -> String {
-    let output = run(scratch, arguments);
+    error_line(&mut cofferdam(scratch, arguments), "cofferdam", 1)
+}
+
+/// Expects the exit code of invalid values, 2, and one line on stderr; returns it without the program's name.
+fn usage_error(scratch: &TestDirectory, arguments: &[&str]) -> String {
+    error_line(&mut cofferdam(scratch, arguments), "cofferdam", 2)
+}
+
+fn error_line(command: &mut Command, program: &str, code: i32) -> String {
+    let output = command.output().unwrap();
     let stderr = String::from_utf8(output.stderr).unwrap();
-    assert_eq!(output.status.code(), Some(1), "{arguments:?}: {stderr}");
-    assert_eq!(stderr.lines().count(), 1, "{arguments:?}: {stderr}");
-    stderr.trim_end().strip_prefix("cofferdam: ").unwrap().to_owned()
+    assert_eq!(output.status.code(), Some(code), "{command:?}: {stderr}");
+    assert_eq!(stderr.lines().count(), 1, "{command:?}: {stderr}");
+    stderr.trim_end().strip_prefix(&format!("{program}: ")).unwrap().to_owned()
 }
 
 /// The error of `cofferdam run` with these flags.
@@ -162,21 +172,90 @@ fn an_unusable_kubeconfig_is_reported() {
 }
 
 #[test]
+fn a_process_in_a_pod_logs_that_its_node_name_turns_leader_election_off() {
+    let scratch = TestDirectory::new("elections");
+    let kubeconfig = scratch.file("kubeconfig", KUBECONFIG);
+    let reason = "leader election is off because node-name is set (--node-name or COFFERDAM_NODE_NAME)";
+    let log = |flags: &[&str], variables: &[(&str, &str)]| {
+        let run = ["run", "--role", "attach-detach", "--kubeconfig", &kubeconfig, "--log", "info"];
+        let mut command = cofferdam(&scratch, &[&run[..], flags].concat());
+        let output = command.envs(variables.iter().copied()).output().unwrap();
+        String::from_utf8(output.stderr).unwrap()
+    };
+    let (pod, node) = (("KUBERNETES_SERVICE_HOST", "10.0.0.1"), ("COFFERDAM_NODE_NAME", "n1"));
+    let text = log(&[], &[pod, node]);
+    assert_eq!(
+        text.lines().filter(|line| line.contains("INFO") && line.contains(reason)).count(),
+        1,
+        "{text}"
+    );
+    for (flags, variables) in [
+        (&[][..], &[node][..]),
+        (&["--leader-election=false"], &[pod, node]),
+        (&["--leader-election=false"], &[pod]),
+    ] {
+        let text = log(flags, variables);
+        assert!(text.contains("cannot start") && !text.contains(reason), "{text}");
+    }
+}
+
+#[test]
 fn an_invalid_setting_is_reported_in_one_line() {
     let scratch = TestDirectory::new("setting");
     assert_eq!(
-        run_error(&scratch, &["run", "--role", "resiser"]),
+        usage_error(&scratch, &["run", "--role", "resiser"]),
         "flag --role: unknown role \"resiser\": expected one of provisioner, attacher, resizer, \
          pv-controller, protection, attach-detach, node, registrar, liveness, csi-server"
     );
-    assert_eq!(run_error(&scratch, &["run"]), "no role: expected at least one, as in --role provisioner");
-    let line = run_error(&scratch, &["dev", "--timeout", "soon"]);
+    assert_eq!(usage_error(&scratch, &["run"]), "no role: expected at least one, as in --role provisioner");
+    let line = usage_error(&scratch, &["dev", "--timeout", "soon"]);
     assert!(line.starts_with("flag --timeout: \"soon\" is not a duration"), "{line}");
     let file = scratch.file("c.toml", "worker-threads = \"x\"\n");
     assert_eq!(
-        run_error(&scratch, &["config", "--config", &file]),
+        usage_error(&scratch, &["config", "--config", &file]),
         format!("{file}:1: worker-threads: found the text \"x\", expected a number from 1 to 10000")
     );
+}
+
+#[test]
+fn every_invalid_value_ends_the_program_with_code_2() {
+    let scratch = TestDirectory::new("values");
+    let file = scratch.file("c.toml", "timeout = \"0s\"\n");
+    let orphan = ["orphans", "delete", "array.example.com", "vol-1"];
+    for (arguments, expected) in [
+        (&["run", "--role", "attacher", "--timeout=0s"][..], "flag --timeout: \"0s\" is not a duration"),
+        (&["config", "--config", &file], "timeout: \"0s\" is not a duration"),
+        (&["dev", "--timeout=0s"], "flag --timeout: \"0s\" is not a duration"),
+        (&["status", "--stuck-after=0s"], "flag --stuck-after: \"0s\" is not a duration"),
+        (&[&orphan[..], &["--timeout=0s"]].concat(), "flag --timeout: \"0s\" is not a duration"),
+        (&["run", "--role", "attacher", "--workers=0"], "flag --workers: "),
+        (&["config", "--config", "/nowhere"], "flag --config: cannot read configuration file /nowhere"),
+    ] {
+        let line = usage_error(&scratch, arguments);
+        assert!(line.contains(expected), "{arguments:?}: {line}");
+    }
+    for program in ["csi-provisioner", "csi-attacher", "csi-resizer"] {
+        for flag in ["--timeout=0s", "--timeout=-1s", "--timeout=1", "--retry-interval-max=0"] {
+            let mut command = cofferdam(&scratch, &[flag]);
+            let line = error_line(command.arg0(program), program, 2);
+            assert!(line.contains("--timeout") || line.contains("--retry-interval-max"), "{line}");
+        }
+    }
+}
+
+#[test]
+fn render_rbac_accepts_an_empty_list_of_secret_namespaces() {
+    let scratch = TestDirectory::new("render");
+    let rendered = |flags: &[&str]| {
+        let output = run(&scratch, &[&["render", "rbac", "--role", "provisioner"], flags].concat());
+        assert!(output.status.success(), "{flags:?}: {}", String::from_utf8_lossy(&output.stderr));
+        String::from_utf8(output.stdout).unwrap()
+    };
+    assert!(rendered(&[]).contains("secrets"));
+    for flags in [&["--secret-namespaces="][..], &["--secret-namespaces", ""]] {
+        let text = rendered(flags);
+        assert!(text.contains("configmaps") && !text.contains("secrets"), "{text}");
+    }
 }
 
 #[test]
@@ -366,10 +445,10 @@ fn a_second_signal_leaves_no_files_of_recorded_mounts() {
 fn a_demo_with_a_missing_role_is_rejected() {
     let scratch = TestDirectory::new("lacking");
     assert_eq!(
-        run_error(&scratch, &["dev", "--role", "provisioner", "--demo", "--nodes", "0"]),
+        usage_error(&scratch, &["dev", "--role", "provisioner", "--demo", "--nodes", "0"]),
         "flag --role: the demo lacks pv-controller, protection: expected these too, or no role at all"
     );
-    let line = run_error(&scratch, &["dev", "--role", "provisioner,pv-controller,protection", "--demo"]);
+    let line = usage_error(&scratch, &["dev", "--role", "provisioner,pv-controller,protection", "--demo"]);
     assert!(line.contains("the demo lacks attacher, resizer, attach-detach: "), "{line}");
 }
 

@@ -34,11 +34,16 @@ fn run_command(home: &Path, arguments: &[&str]) -> Command {
     command
 }
 
-/// Expects exit code 1, and this text on stderr.
-fn assert_start_fails(home: &Path, arguments: &[&str], expected: &str) {
+/// Exit code of an invalid setting.
+const INVALID: i32 = 2;
+/// Exit code of a directory that cannot be used.
+const UNUSABLE: i32 = 1;
+
+/// Expects this exit code, and this text on stderr.
+fn assert_start_fails(home: &Path, arguments: &[&str], code: i32, expected: &str) {
     let output = run_command(home, arguments).output().unwrap();
     let stderr = String::from_utf8(output.stderr).unwrap();
-    assert_eq!(output.status.code(), Some(1), "{arguments:?}: {stderr}");
+    assert_eq!(output.status.code(), Some(code), "{arguments:?}: {stderr}");
     assert!(stderr.contains(expected), "{arguments:?}: {stderr}");
 }
 
@@ -103,23 +108,29 @@ fn invalid_node_settings_are_rejected_at_start() {
     let base = ["--role", "node", "--manifest", &manifest, "--csi-endpoint", &socket, "--node-name", "n1"];
     let with =
         |more: &[&str]| -> Vec<String> { base.iter().chain(more).map(|text| (*text).to_owned()).collect() };
-    let assert_fails = |arguments: Vec<String>, expected: &str| {
-        assert_start_fails(home.path(), &arguments.iter().map(String::as_str).collect::<Vec<_>>(), expected);
+    let assert_fails = |arguments: Vec<String>, code: i32, expected: &str| {
+        let arguments: Vec<_> = arguments.iter().map(String::as_str).collect();
+        assert_start_fails(home.path(), &arguments, code, expected);
     };
-    assert_start_fails(home.path(), &["--role", "node"], "role node needs manifest");
-    assert_start_fails(home.path(), &["--role", "registrar"], "role registrar needs csi-address");
-    assert_start_fails(home.path(), &["--role", "liveness"], "role liveness needs csi-address");
-    assert_fails(with(&["--role", "provisioner"]), "--single-process");
+    assert_start_fails(home.path(), &["--role", "node"], INVALID, "role node needs manifest");
+    assert_start_fails(home.path(), &["--role", "registrar"], INVALID, "role registrar needs csi-address");
+    assert_start_fails(home.path(), &["--role", "liveness"], INVALID, "role liveness needs csi-address");
+    assert_fails(with(&["--role", "provisioner"]), INVALID, "--single-process");
     let served = ["--role", "csi-server", "--backend", "x.wasm", "--csi-socket", "/nowhere/csi.sock"];
-    assert_fails(with(&served), "--single-process");
-    assert_fails(with(&["--kubelet-root", "relative"]), "relative");
+    assert_fails(with(&served), INVALID, "--single-process");
+    assert_fails(with(&["--kubelet-root", "relative"]), INVALID, "relative");
     let existing_directory = path("");
-    assert_fails([with(&["--kubelet-root"]), vec![path("none")]].concat(), "kubelet-root: ");
-    assert_fails([with(&["--kubelet-root"]), vec![manifest.clone()]].concat(), "is not a directory");
+    assert_fails([with(&["--kubelet-root"]), vec![path("none")]].concat(), UNUSABLE, "kubelet-root: ");
+    assert_fails(
+        [with(&["--kubelet-root"]), vec![manifest.clone()]].concat(),
+        UNUSABLE,
+        "is not a directory",
+    );
     assert_fails(
         [with(&["--kubelet-root", &existing_directory, "--config"]), vec![missing_root]].concat(),
+        UNUSABLE,
         "directory-root: /nowhere",
     );
-    assert_fails([with(&["--config"]), vec![rootless]].concat(), "directory-root");
-    assert_fails([with(&["--config"]), vec![unknown]].concat(), "nfs");
+    assert_fails([with(&["--config"]), vec![rootless]].concat(), INVALID, "directory-root");
+    assert_fails([with(&["--config"]), vec![unknown]].concat(), INVALID, "nfs");
 }

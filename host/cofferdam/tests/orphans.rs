@@ -301,23 +301,26 @@ async fn without_an_owning_process_a_delete_request_stays_pending() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn invalid_orphans_commands_fail_with_one_line() {
     let fixture = OrphansFixture::build("refused").await;
-    for (arguments, line) in [
+    for (arguments, code, line) in [
         (
             &["delete", "other", "h"][..],
+            1,
             "driver other has no orphan report in namespace kube-system: expected one from a process that \
              runs the role provisioner with it; --namespace selects another namespace",
         ),
         (
             &["--driver", "other"],
+            1,
             "driver other has no orphan report in namespace kube-system: expected one from a process that \
              runs the role provisioner with it; --namespace selects another namespace",
         ),
         (
             &["delete", "other", "h", "--timeout", "soon"],
+            2,
             "flag --timeout: \"soon\" is not a duration: expected one above zero such as 500ms, 10s or 1m30s",
         ),
     ] {
-        assert_eq!(fixture.run_output(arguments).await, (format!("cofferdam: {line}\n"), Some(1)));
+        assert_eq!(fixture.run_output(arguments).await, (format!("cofferdam: {line}\n"), Some(code)));
     }
     assert_eq!(
         fixture.orphans(&["delete", "other"]).await.status.code(),

@@ -59,19 +59,21 @@ async fn status_reads_lists_page_by_page_and_reports_errors() {
     let (text, _) = run_status(&kubeconfig, &["--stuck-after", "1ns"]).await;
     assert!(text.contains("claim default/c7: to provision for "), "{text}");
 
-    for (arguments, line) in [
+    for (arguments, code, line) in [
         (
             ["--driver", "nobody"],
+            1,
             "driver nobody is not in the cluster: expected a CSIDriver, a class, a volume or a \
              node that names it",
         ),
         (
             ["--stuck-after", "soon"],
+            2,
             "flag --stuck-after: \"soon\" is not a duration: expected one above zero such as 500ms, 10s or \
              1m30s",
         ),
     ] {
-        assert_eq!(run_status(&kubeconfig, &arguments).await, (format!("cofferdam: {line}\n"), Some(1)));
+        assert_eq!(run_status(&kubeconfig, &arguments).await, (format!("cofferdam: {line}\n"), Some(code)));
     }
     serving.shutdown().await;
     let (text, code) = run_status(&kubeconfig, &[]).await;

@@ -8,6 +8,7 @@ use cofferdam_backend::{
 use cofferdam_domain::{
     storage::{ErrorKind, Finality, StorageError},
     term::TermEnded,
+    text::DurationText,
 };
 use tonic::Code;
 
@@ -152,7 +153,7 @@ impl CsiCallFailure {
             ),
             Self::Rpc(RpcError::DeadlineExceeded(deadline)) => unknown(
                 ErrorKind::DeadlineExceeded,
-                format!("the driver has not responded within {deadline:?}"),
+                format!("the driver did not respond within {}", DurationText(deadline)),
             ),
             Self::ContractViolation(violation) => unknown(
                 ErrorKind::Internal,

@@ -1,4 +1,6 @@
-//! Sanitizes text from drivers, API objects and other programs.
+//! Formats messages, and sanitizes text from drivers, API objects and other programs.
+
+use std::{fmt, time::Duration};
 
 /// Maximum length of a message in bytes, without the `…` of a truncated one. The API server limits event
 /// messages to 1,024 bytes.
@@ -37,6 +39,39 @@ pub fn is_control_or_format(c: char) -> bool {
         )
 }
 
+/// Formats a duration for messages: in Go's format without units that are zero, such as `5m` or `1m30s`.
+#[derive(Clone, Copy, Debug)]
+pub struct DurationText(pub Duration);
+
+impl fmt::Display for DurationText {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let seconds = self.0.as_secs();
+        let nanoseconds = self.0.subsec_nanos();
+        if seconds == 0 {
+            return match nanoseconds {
+                0 => f.write_str("0s"),
+                1..1_000 => write!(f, "{nanoseconds}ns"),
+                1_000..1_000_000 => write!(f, "{}µs", f64::from(nanoseconds) / 1e3),
+                1_000_000.. => write!(f, "{}ms", f64::from(nanoseconds) / 1e6),
+            };
+        }
+        let (hours, minutes, seconds) = (seconds / 3600, seconds / 60 % 60, seconds % 60);
+        if hours > 0 {
+            write!(f, "{hours}h")?;
+        }
+        if minutes > 0 {
+            write!(f, "{minutes}m")?;
+        }
+        if nanoseconds > 0 {
+            let fraction = format!("{nanoseconds:09}");
+            write!(f, "{seconds}.{}s", fraction.trim_end_matches('0'))?;
+        } else if seconds > 0 {
+            write!(f, "{seconds}s")?;
+        }
+        Ok(())
+    }
+}
+
 /// Formats text for events, logs and errors: replaces control and format characters
 /// ([`is_control_or_format`]) with spaces, and truncates a text of more than 1,000 bytes at a character
 /// boundary.
@@ -68,6 +103,20 @@ pub fn escape_control_and_format(text: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn durations_have_the_largest_units() {
+        for (milliseconds, expected) in [
+            (0, "0s"),
+            (500, "500ms"),
+            (30_000, "30s"),
+            (90_500, "1m30.5s"),
+            (300_000, "5m"),
+            (3_600_000, "1h"),
+        ] {
+            assert_eq!(DurationText(Duration::from_millis(milliseconds)).to_string(), expected);
+        }
+    }
 
     /// ESC, a C1 control, an override of the direction, an isolate, invisible characters and separators.
     const HIDDEN: [char; 10] = [

@@ -63,7 +63,7 @@ impl CallRecorder {
             .iter()
             .skip(start)
             .map(|RecordedCall { process, call, answer }| {
-                let answer = answer.as_deref().unwrap_or("nobody waited for the answer");
+                let answer = answer.as_deref().unwrap_or("abandoned without a response");
                 match process {
                     0 => format!("{call} → {answer}"),
                     process => format!("{call} at process {} → {answer}", process + 1),

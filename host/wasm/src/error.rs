@@ -90,7 +90,7 @@ pub enum LoadError {
     },
     /// A single call of the component needs more memories, tables, instances or metadata than the instance
     /// pool permits for one call. No configured limit changes that.
-    #[error("{name}: no call of it can be served: {reason}")]
+    #[error("{name}: cannot be instantiated: {reason}")]
     ExceedsInstancePool {
         /// The component.
         name: String,
@@ -134,7 +134,7 @@ pub enum LoadError {
         source: StorageError,
     },
     /// The component's description breaks a rule of the contract.
-    #[error("{name}: describes itself wrongly: {reason}")]
+    #[error("{name}: has an invalid description: {reason}")]
     InvalidDescription {
         /// The component.
         name: String,

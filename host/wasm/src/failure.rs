@@ -5,6 +5,7 @@ use std::time::Duration;
 use cofferdam_domain::{
     storage::{ErrorKind, StorageError},
     term::TermEnded,
+    text::DurationText,
 };
 
 use crate::breaker::OpenCircuit;
@@ -125,15 +126,14 @@ impl CallFailure {
             ),
             Self::Memory(limit) => unknown(
                 ErrorKind::Internal,
-                format!("the backend wanted more than {limit} bytes of memory (limit `memory-bytes`)"),
+                format!("the backend exceeded {limit} bytes of memory (limit `memory-bytes`)"),
             ),
-            Self::LimitExceeded(GuestLimit { noun: what, max: most, limit_name: limit }) => unknown(
-                ErrorKind::Internal,
-                format!("the backend wanted more than {most} {what} (limit `{limit}`)"),
-            ),
+            Self::LimitExceeded(GuestLimit { noun: what, max: most, limit_name: limit }) => {
+                unknown(ErrorKind::Internal, format!("the backend exceeded {most} {what} (limit `{limit}`)"))
+            }
             Self::Deadline(deadline) | Self::CallerDeadline(deadline) => unknown(
                 ErrorKind::DeadlineExceeded,
-                format!("the backend has not answered within {deadline:?}"),
+                format!("the backend did not respond within {}", DurationText(deadline)),
             ),
             Self::ResultTooLarge(limit) => unknown(
                 ErrorKind::Internal,
@@ -146,7 +146,7 @@ impl CallFailure {
             Self::SecretsNotGranted => StorageError::with_known_effect(
                 ErrorKind::PermissionDenied,
                 "the call has secrets, such as those of a class, which are not granted to the backend; \
-                 expected `class-secrets = true` in its section [backend.NAME]"
+                 expected `class-secrets = true` in its section [backend.NAME], in the process that runs it"
                     .to_owned(),
             ),
             Self::Panic => {

@@ -47,7 +47,7 @@ async fn misbehaving_guest_fails_only_its_call() {
     let backend = load_hostile(&[], limits()).await;
     for (misbehavior, expected) in [
         ("panic", "trapped: wasm `unreachable` instruction executed"),
-        ("exhaust-memory", "wanted more than 67108864 bytes of memory"),
+        ("exhaust-memory", "exceeded 67108864 bytes of memory"),
         ("recurse", "trapped: "),
         ("exit", "ended its program"),
         ("random", "5000 random bytes at once; at most 4096"),
@@ -74,12 +74,12 @@ async fn a_sleeping_guest_is_stopped_by_its_deadline() {
     let backend = load_hostile(&[], limits()).await;
     let call = Call::with_deadline(Duration::from_millis(50));
     let error = backend.delete_volume(call, VolumeHandle::new("sleep")).await.unwrap_err();
-    assert_unknown(&error, ErrorKind::DeadlineExceeded, "has not answered within");
+    assert_unknown(&error, ErrorKind::DeadlineExceeded, "did not respond within");
     assert_works(&backend).await;
     // The deadline also applies to the calls at load, which need less time.
     let impatient = load_hostile(&[], Limits { deadline_ms: 2_000, ..limits() }).await;
     let error = create(&impatient, "sleep", 1).await.unwrap_err();
-    assert_unknown(&error, ErrorKind::DeadlineExceeded, "has not answered within");
+    assert_unknown(&error, ErrorKind::DeadlineExceeded, "did not respond within");
 }
 
 #[tokio::test]
@@ -133,10 +133,7 @@ async fn guest_with_an_invalid_description_is_not_loaded() {
     );
     for (settings, expected) in [
         (("on-describe", "panic"), "identity.describe failed: Internal: the backend trapped"),
-        (
-            ("on-describe", "exhaust-memory"),
-            "identity.describe failed: Internal: the backend wanted more than",
-        ),
+        (("on-describe", "exhaust-memory"), "identity.describe failed: Internal: the backend exceeded"),
         (("on-probe", "exit"), "identity.probe failed: Internal: the backend ended its program"),
         (("name", ""), "the driver name is \"\"; expected a DNS subdomain"),
         (("name", "Has Spaces"), "the driver name is \"Has Spaces\"; expected a DNS subdomain"),
@@ -235,7 +232,7 @@ async fn oversized_state_requests_are_rejected() {
     // A GiB does not fit the memory of a call; where the operator allows that much memory, it does not fit an
     // import.
     let error = create(&backend, "state-giant-value", 1).await.unwrap_err();
-    assert_unknown(&error, ErrorKind::Internal, "wanted more than 67108864 bytes of memory");
+    assert_unknown(&error, ErrorKind::Internal, "exceeded 67108864 bytes of memory");
     let roomy = load_hostile(&[], Limits { memory_bytes: 3 << 30, cpu_ms: 60_000, ..limits() }).await;
     let error = create(&roomy, "state-giant-value", 1).await.unwrap_err();
     assert_unknown(&error, ErrorKind::Internal, "a value of more than 4194304 bytes");
@@ -368,7 +365,7 @@ async fn secrets_in_a_description_are_rejected_at_load() {
             ..BackendConfig::default()
         };
         let error = engine().load(source, config).await.unwrap_err().to_string();
-        assert_eq!(error, format!("guest.wasm: describes itself wrongly: {expected}"));
+        assert_eq!(error, format!("guest.wasm: has an invalid description: {expected}"));
     }
 }
 

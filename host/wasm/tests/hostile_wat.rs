@@ -293,7 +293,7 @@ async fn reused_instances_hold_no_data_of_earlier_guests() {
 
 #[tokio::test]
 async fn memory_limit_holds_for_every_kind_of_growth() {
-    let memory = "wanted more than 67108864 bytes of memory (limit `memory-bytes`)";
+    let memory = "exceeded 67108864 bytes of memory (limit `memory-bytes`)";
     let one_big = WatGuest { memory: r#"(memory (export "memory") 2000)"#.to_owned(), ..WatGuest::default() };
     assert_load_rejected(&one_big, limits(), memory).await;
     let several = with_core("(memory 600) (memory 600)");
@@ -326,7 +326,7 @@ async fn memory_limit_holds_for_every_kind_of_growth() {
 
 #[tokio::test]
 async fn tables_instances_and_memories_are_bounded() {
-    let elements = "wanted more than 20000 elements of a table (limit `table-elements`)";
+    let elements = "exceeded 20000 elements of a table (limit `table-elements`)";
     assert_load_rejected(&with_core("(table 20001 funcref)"), limits(), elements).await;
     let grow = "
         (if (i32.eq (table.grow $t (ref.null func) (i32.const 1000000)) (i32.const -1)) (then (unreachable)))
@@ -340,13 +340,13 @@ async fn tables_instances_and_memories_are_bounded() {
     assert_load_rejected(
         &with_core("(table 1 funcref)".repeat(17)),
         limits(),
-        "wanted more than 16 tables (limit `tables`)",
+        "exceeded 16 tables (limit `tables`)",
     )
     .await;
     assert_load_rejected(
         &with_core("(memory 0)".repeat(8)),
         limits(),
-        "wanted more than 8 memories (limit `memories`)",
+        "exceeded 8 memories (limit `memories`)",
     )
     .await;
     let bomb = (0..130).fold("(core module $b)".to_owned(), |text, n| {
@@ -355,7 +355,7 @@ async fn tables_instances_and_memories_are_bounded() {
     assert_load_rejected(
         &WatGuest { imports: bomb, ..WatGuest::default() },
         limits(),
-        "wanted more than 128 instances (limit `instances`)",
+        "exceeded 128 instances (limit `instances`)",
     )
     .await;
 }
@@ -374,7 +374,7 @@ async fn exponentially_nested_components_are_rejected() {
         );
     }
     let bomb = WatGuest { imports: text + "(instance (instantiate $c20))", ..WatGuest::default() };
-    let found = "no call of it can be served: The component transitively contains 1048578 core module \
+    let found = "cannot be instantiated: The component transitively contains 1048578 core module \
                  instances, which exceeds the configured maximum of 1024";
     assert_load_rejected(&bomb, limits(), found).await;
     let deep = WatGuest { imports: "(component ".repeat(80) + &")".repeat(80), ..WatGuest::default() };
@@ -623,7 +623,7 @@ async fn forged_and_dropped_handles_trap() {
         ("(call $drop (i32.const 1))".to_owned(), "trapped: "),
         (format!("{get} (call $drop {handle}) (call $drop {handle})"), "trapped: "),
         (format!("{get} (call $drop {handle}) (call $reveal {handle} (i32.const 4300))"), "trapped: "),
-        (format!("(loop $l {get} (br $l))"), "wanted more than 1024 handles (limit `handles`)"),
+        (format!("(loop $l {get} (br $l))"), "exceeded 1024 handles (limit `handles`)"),
         ("(call $get (i32.const 65000) (i32.const 4000) (i32.const 4200))".to_owned(), "trapped: "),
         (format!("(call $get (i32.const {FREE_MEMORY}) (i32.const 8) (i32.const -4))"), "trapped: "),
     ] {

@@ -253,7 +253,7 @@ async fn response_timeout_reports_maybe_sent() {
     let (failed, arrived) = tokio::join!(send(&backend, endless), server.next_request());
     assert_eq!(arrived, "POST /gate ");
     assert!(failed.starts_with("Failure::Timeout maybe-sent=true http://127.0.0.1:"), "{failed}");
-    assert!(failed.ends_with("has not answered within 2s"), "{failed}");
+    assert!(failed.ends_with("did not respond within 2s"), "{failed}");
     // A server that accepts connections and sends nothing: the TLS handshake never starts.
     let silent = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let url = format!("https://localhost:{}", silent.local_addr().unwrap().port());
@@ -536,7 +536,9 @@ async fn a_call_with_class_secrets_fails_without_the_grant() {
         let class_call = Call { secrets: secrets(pairs), ..call() };
         let error = run_script(&backend, "v", class_call, script.clone()).await.unwrap_err();
         assert_eq!((error.kind, error.finality), (ErrorKind::PermissionDenied, Finality::Final), "{error}");
-        assert!(error.message.contains("`class-secrets = true` in its section"), "{error}");
+        let expected =
+            "expected `class-secrets = true` in its section [backend.NAME], in the process that runs it";
+        assert!(error.message.ends_with(expected), "{error}");
         assert!(!error.message.contains("of the class"), "{error}");
     }
     assert_eq!(server.request_count(), 0);

@@ -216,3 +216,20 @@ async fn memory_is_released_after_a_burst() {
         assert!(left < 1_000, "room for {left}");
     }
 }
+
+#[tokio::test(start_paused = true)]
+async fn keys_of_a_dropped_queue_leave_the_depth() {
+    let metrics = Metrics::default();
+    let depth = metrics.queue("test").depth;
+    let [kept, dropped] = [(); 2].map(|()| Queue::new("test", BACKOFF, &metrics));
+    kept.add(1);
+    // Key 1 runs once and is ready again, key 2 waits for its back-off.
+    [1, 2].into_iter().for_each(|key| dropped.add(key));
+    run(&dropped, 2, Duration::ZERO, |_, _| Action::Backoff).await;
+    [1, 3].into_iter().for_each(|key| dropped.add(key));
+    let clone = dropped.clone();
+    drop(dropped);
+    assert_eq!(depth.get(), 3, "a clone keeps the queue");
+    drop(clone);
+    assert_eq!(depth.get(), 1, "the other queue of this name has one key");
+}

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use cofferdam_cluster::SecretNamespaces;
 use cofferdam_controllers::{
     Role,
-    rbac::{DriverPlacement, NodeTopologySource, PolicyRule, RuleScope},
+    rbac::{PolicyRule, RuleScope},
     table,
 };
 use cofferdam_domain::dns::{is_dns_label, is_dns_subdomain};
@@ -49,6 +49,7 @@ pub(crate) fn render(command: &RenderCommand) -> Result<String, CommandError> {
         drivers,
         namespace,
         service_account,
+        without_service_account,
         leader_election_namespace,
         secret_namespaces,
         secret,
@@ -72,15 +73,21 @@ pub(crate) fn render(command: &RenderCommand) -> Result<String, CommandError> {
             .map_err(|problem| RenderError::Argument(format!("--role: {problem}")))?,
     }
     let rules = rules(&roles, *drivers);
-    let has_secrets_flag = !secret.is_empty() || !secret_namespaces.is_empty();
+    // As in the setting, an empty list means no Secret, and empty items do not count.
+    let listed: Option<Vec<&str>> = (!secret_namespaces.is_empty())
+        .then(|| secret_namespaces.iter().map(|name| name.trim()).filter(|name| !name.is_empty()).collect());
+    let has_secrets_flag = !secret.is_empty() || listed.as_ref().is_some_and(|listed| !listed.is_empty());
     if has_secrets_flag && !rules.iter().any(|rule| rule.scope == RuleScope::DriverSecrets) {
         let flag = if secret.is_empty() { "--secret-namespaces" } else { "--secret" };
         let message = format!("{flag}: none of the roles reads Secrets; expected no such flag");
         return Err(RenderError::Argument(message).into());
     }
-    let readable = ReadableSecrets::from_flags(secret, secret_namespaces, *drivers, namespace)?;
+    let readable = ReadableSecrets::from_flags(secret, listed.as_deref(), *drivers, namespace)?;
     let role_rules = RoleRules::new(&rules, &readable, namespace, lease_namespace);
-    let objects = objects(role_rules, namespace, service_account);
+    let mut objects = objects(role_rules, namespace, service_account);
+    if !without_service_account {
+        objects.insert(0, service_account_object(namespace, service_account));
+    }
     let text =
         serde_saphyr::to_string_multiple(&objects).map_err(|error| RenderError::Yaml(error.to_string()))?;
     Ok(format!("{}{text}", header_comment(namespace)))
@@ -109,7 +116,7 @@ impl ReadableSecrets {
     /// of its own namespace, or none if it is that of a node.
     fn from_flags(
         secrets: &[String],
-        namespaces: &[String],
+        namespaces: Option<&[&str]>,
         drivers: DriverPlacementArg,
         own_namespace: &str,
     ) -> Result<Self, RenderError> {
@@ -122,17 +129,18 @@ impl ReadableSecrets {
             })?;
             named.entry(namespace.to_owned()).or_default().insert(name.to_owned());
         }
-        let is_central = drivers == DriverPlacementArg::Central;
-        match namespaces {
-            _ if !named.is_empty() => Ok(Self::Named(named)),
-            [] if !is_central => Ok(Self::Named(named)),
-            [] => Ok(Self::Namespaces(SecretNamespaces::only(own_namespace))),
-            _ if !is_central => Err(RenderError::Argument(
+        if !named.is_empty() {
+            return Ok(Self::Named(named));
+        }
+        match (namespaces, drivers == DriverPlacementArg::Central) {
+            (None, true) => Ok(Self::Namespaces(SecretNamespaces::only(own_namespace))),
+            (None | Some([]), false) => Ok(Self::Named(named)),
+            (Some(_), false) => Err(RenderError::Argument(
                 "--secret-namespaces: the account of a node may read single Secrets only; \
                  expected --secret NAMESPACE/NAME"
                     .to_owned(),
             )),
-            listed => SecretNamespaceList::parse(listed.iter().map(String::as_str))
+            (Some(listed), true) => SecretNamespaceList::parse(listed.iter().copied())
                 .map(|list| Self::Namespaces(list.0))
                 .map_err(|error| RenderError::Argument(format!("--secret-namespaces: {error}"))),
         }
@@ -150,15 +158,9 @@ fn header_comment(namespace: &str) -> String {
 /// RBAC rules of a process with these Cofferdam roles. Without a role that reconciles the cluster, the
 /// process reads at most its Node.
 fn rules(roles: &Roles, placement: DriverPlacementArg) -> Vec<PolicyRule> {
-    let drivers = match placement {
-        DriverPlacementArg::Central => DriverPlacement::ClusterWide,
-        DriverPlacementArg::Node => DriverPlacement::NodeLocal(NodeTopologySource::Name),
-        DriverPlacementArg::NodeLabels => DriverPlacement::NodeLocal(NodeTopologySource::Labels),
-        DriverPlacementArg::CsiNode => DriverPlacement::NodeLocal(NodeTopologySource::CsiNode),
-    };
     let mut rules = match roles.cluster.is_empty() {
         true => Vec::new(),
-        false => table::rbac_rules(&roles.cluster, drivers),
+        false => table::rbac_rules(&roles.cluster, placement.into()),
     };
     // The role `node` reads its Node once if topology keys of the driver's manifest are labels of the Node.
     let labels = matches!(placement, DriverPlacementArg::NodeLabels | DriverPlacementArg::CsiNode);
@@ -230,12 +232,17 @@ impl RoleRules {
     }
 }
 
-fn objects(rules: RoleRules, namespace: &str, account: &str) -> Vec<Value> {
-    let mut objects = vec![json!({
+fn service_account_object(namespace: &str, account: &str) -> Value {
+    json!({
         "apiVersion": "v1",
         "kind": "ServiceAccount",
         "metadata": {"name": account, "namespace": namespace},
-    })];
+    })
+}
+
+/// The roles with these rules, and their bindings to the account.
+fn objects(rules: RoleRules, namespace: &str, account: &str) -> Vec<Value> {
+    let mut objects = Vec::new();
     let mut add = |kind: &str, metadata: Value, rules: Vec<Value>| {
         let api_version = format!("{RBAC_API_GROUP}/v1");
         let role_name = metadata.get("name");
@@ -308,6 +315,7 @@ mod tests {
             namespace: namespace.to_owned(),
             service_account: "cofferdam".to_owned(),
             leader_election_namespace: None,
+            without_service_account: false,
             secret_namespaces: texts(secret_namespaces),
             secret: texts(secrets),
         };
@@ -350,6 +358,7 @@ mod tests {
                 namespace: "storage".to_owned(),
                 service_account: "array".to_owned(),
                 leader_election_namespace: Some(lease_namespace.to_owned()),
+                without_service_account: false,
                 secret_namespaces: Vec::new(),
                 secret: Vec::new(),
             })
@@ -367,6 +376,28 @@ mod tests {
         assert_eq!(binding["subjects"][0]["namespace"], "storage");
         let error = render_with("Kube").unwrap_err().to_string();
         assert!(error.starts_with("--leader-election-namespace: \"Kube\""), "{error}");
+    }
+
+    #[test]
+    fn the_service_account_is_omitted_on_request() {
+        let render_with = |without_service_account| {
+            let text = render(&RenderCommand::Rbac {
+                role: vec!["attacher".to_owned()],
+                drivers: DriverPlacementArg::Central,
+                namespace: "storage".to_owned(),
+                service_account: "array".to_owned(),
+                without_service_account,
+                leader_election_namespace: None,
+                secret_namespaces: Vec::new(),
+                secret: Vec::new(),
+            });
+            serde_saphyr::from_multiple::<Value>(&text.unwrap()).unwrap()
+        };
+        let with_account = render_with(false);
+        let without_account = render_with(true);
+        assert_eq!(with_account[0]["kind"], "ServiceAccount");
+        assert_eq!(without_account, with_account[1..], "the other objects are the same");
+        assert_eq!(without_account[1]["subjects"][0]["name"], "array");
     }
 
     /// `kind namespace/name: Secrets` of every rendered role that allows reading Secrets.
@@ -399,7 +430,7 @@ mod tests {
         use DriverPlacementArg::{Central, CsiNode, Node};
         #[rustfmt::skip] // one row a command: --role, --drivers, --secret-namespaces, --secret
         #[expect(clippy::type_complexity, reason = "written once")]
-        let table: [(&str, DriverPlacementArg, &[&str], &[&str], &[&str]); 10] = [
+        let table: [(&str, DriverPlacementArg, &[&str], &[&str], &[&str]); 14] = [
             ("provisioner", Central, &[], &[], &["Role storage/cofferdam: all"]),
             ("attacher",    Central, &[], &[], &["Role storage/cofferdam: all"]),
             ("resizer",     Central, &["storage"], &[], &["Role storage/cofferdam: all"]),
@@ -412,6 +443,11 @@ mod tests {
             ("resizer",     CsiNode, &[], &[], &[]),
             ("provisioner", CsiNode, &[], &["a/x"], &["Role a/storage:cofferdam: [\"x\"]"]),
             ("protection",  Central, &[], &[], &[]),
+            // An empty list, as the setting's: no Secret.
+            ("provisioner", Central, &[""], &[], &[]),
+            ("provisioner", Central, &["", " a "], &[], &["Role a/storage:cofferdam: all"]),
+            ("provisioner", Node,    &[""], &[], &[]),
+            ("protection",  Central, &[""], &[], &[]),
         ];
         for (role, drivers, namespaces, secrets, expected) in table {
             let text = rendered_with_secrets(&[role], drivers, "storage", namespaces, secrets).unwrap();
@@ -500,6 +536,7 @@ mod tests {
                 namespace: "storage".to_owned(),
                 service_account: account.to_owned(),
                 leader_election_namespace: None,
+                without_service_account: false,
                 secret_namespaces: Vec::new(),
                 secret: Vec::new(),
             };

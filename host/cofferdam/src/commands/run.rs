@@ -5,7 +5,8 @@ use std::{collections::HashMap, future::pending, sync::Arc};
 use cofferdam_cluster::{SecretNamespaces, observer::NoopStepObserver};
 use cofferdam_controllers::{
     AttachDetachSettings, AttacherSettings, CallSettings, ControllerManager, ControllerManagerError,
-    Dependencies, NodeDeployment, ProvisionerSettings, ResizerSettings, Settings, rbac::DriverPlacement,
+    Dependencies, NodeDeployment, ProvisionerSettings, ResizerSettings, Settings,
+    rbac::{DriverPlacement, RuleScope},
     table,
 };
 use cofferdam_csi::server::ServerMetrics;
@@ -55,7 +56,7 @@ pub(crate) async fn run_sidecar(
     let mut configuration = resolved.configuration;
     let mut client = ClientEnvironment::from_process();
     if !sidecar.reads_kubeconfig_variable {
-        client.kubeconfig = None;
+        client = client.without_kubeconfig_variable();
     } else if client.kubeconfig.is_some() {
         // csi-provisioner prefers the variable to the flag.
         configuration.kubeconfig = None;
@@ -106,6 +107,9 @@ async fn run_roles(
     }
     if cluster.is_some() && leader_election::is_enabled(configuration, environment) {
         drivers::check_elected_drivers(&drivers)?;
+    }
+    if cluster.is_some() {
+        leader_election::log_if_off_by_node_name(configuration, environment);
     }
     if let Some(cluster) = &cluster {
         report_missing_rights(configuration, environment, cluster, &drivers).await;
@@ -180,21 +184,20 @@ async fn report_missing_rights(
     let settings = controller_settings(configuration, cluster.namespace.clone());
     let placement = settings.placement(&backends);
     let rules = table::rbac_rules(&settings.roles, placement);
+    // The account of a node has rights for single Secrets, or none.
+    let reads_namespaces = placement == DriverPlacement::ClusterWide
+        && rules.iter().any(|rule| rule.scope == RuleScope::DriverSecrets);
     let namespaces = RuleNamespaces {
         process: &cluster.namespace,
         leases: lease_namespace.as_deref(),
-        // The account of a node has rights for single Secrets, or none.
-        secrets: (placement == DriverPlacement::ClusterWide).then_some(&settings.secret_namespaces),
+        secrets: reads_namespaces.then_some(&settings.secret_namespaces),
     };
-    let missing = rights::missing_rights(&cluster.client, &rules, namespaces).await;
-    if missing.is_empty() {
-        return;
+    let (client, roles) = (&cluster.client, &configuration.role);
+    if let Some(message) =
+        rights::missing_rights_message(client, roles, &rules, placement.into(), namespaces).await
+    {
+        tracing::error!("{message}");
     }
-    let command = rights::render_command(&settings.roles, namespaces);
-    tracing::error!(
-        "the account lacks rights: {}; the command `{command}` prints the rules",
-        missing.join(", ")
-    );
 }
 
 /// Creates the manager of the roles that reconcile a cluster. `supervisor::start` runs it.

@@ -3,6 +3,8 @@
 
 use std::{fmt, str::FromStr, time::Duration};
 
+use cofferdam_domain::text::DurationText;
+
 /// A duration in the syntax of Go's `time.ParseDuration`: `10s`, `1m30s`, `500ms`, `1.5h`. Parsed durations
 /// are above zero.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -88,32 +90,8 @@ impl From<Duration> for GoDuration {
 }
 
 impl fmt::Display for GoDuration {
-    /// Go's format without units that are zero: `1m` in place of `1m0s`.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let seconds = self.0.as_secs();
-        let nanoseconds = self.0.subsec_nanos();
-        if seconds == 0 {
-            return match nanoseconds {
-                0 => f.write_str("0s"),
-                1..1_000 => write!(f, "{nanoseconds}ns"),
-                1_000..1_000_000 => write!(f, "{}µs", f64::from(nanoseconds) / 1e3),
-                1_000_000.. => write!(f, "{}ms", f64::from(nanoseconds) / 1e6),
-            };
-        }
-        let (hours, minutes, seconds) = (seconds / 3600, seconds / 60 % 60, seconds % 60);
-        if hours > 0 {
-            write!(f, "{hours}h")?;
-        }
-        if minutes > 0 {
-            write!(f, "{minutes}m")?;
-        }
-        if nanoseconds > 0 {
-            let fraction = format!("{nanoseconds:09}");
-            write!(f, "{seconds}.{}s", fraction.trim_end_matches('0'))?;
-        } else if seconds > 0 {
-            write!(f, "{seconds}s")?;
-        }
-        Ok(())
+        DurationText(self.0).fmt(f)
     }
 }
 

@@ -80,6 +80,13 @@ impl Roles {
         names.chain(ServerRole::ALL.map(ServerRole::as_str)).collect::<Vec<_>>().join(", ")
     }
 
+    /// The names of these roles.
+    pub(crate) fn iter(&self) -> impl Iterator<Item = &'static str> {
+        let names = self.cluster.iter().map(|role| role.as_str());
+        let names = names.chain(self.node.iter().map(|role| role.as_str()));
+        names.chain(self.servers.iter().map(|role| role.as_str()))
+    }
+
     /// Help on the roles that reconcile a cluster: what each does, and the sidecar or the controller of
     /// kube-controller-manager that it replaces.
     pub(crate) fn help() -> String {

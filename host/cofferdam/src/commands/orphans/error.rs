@@ -44,6 +44,16 @@ pub(crate) enum OrphansError {
 
 impl From<OrphansError> for CommandError {
     fn from(error: OrphansError) -> Self {
-        Self::Other(Box::new(error))
+        match error {
+            OrphansError::Timeout(_) => Self::Usage(Box::new(error)),
+            OrphansError::List { .. }
+            | OrphansError::Read(_)
+            | OrphansError::RequestDeletion(_)
+            | OrphansError::NoReport { .. }
+            | OrphansError::RequestPending { .. }
+            | OrphansError::UnreadableRequest(_)
+            | OrphansError::ResponseTimeout { .. }
+            | OrphansError::RequestReplaced { .. } => Self::Other(Box::new(error)),
+        }
     }
 }

@@ -50,7 +50,10 @@ pub(crate) enum StatusError {
 
 impl From<StatusError> for CommandError {
     fn from(error: StatusError) -> Self {
-        Self::Other(Box::new(error))
+        match error {
+            StatusError::StuckAfter(_) => Self::Usage(Box::new(error)),
+            StatusError::List { .. } | StatusError::UnknownDriver(_) => Self::Other(Box::new(error)),
+        }
     }
 }
 

@@ -629,7 +629,7 @@ fn modification(claim: &PersistentVolumeClaim, created: Timestamp) -> Option<Cla
     }
     let missing = || {
         let desired_class = desired_class.filter(|_| pending)?;
-        Some(format!("VolumeAttributesClass {desired_class} does not exist or is of another driver"))
+        Some(format!("VolumeAttributesClass {desired_class} does not exist or belongs to another driver"))
     };
     let error = || find_true_condition(claim, "ModifyVolumeError").and_then(condition_message);
     let progress_message = || find_true_condition(claim, "ModifyingVolume").and_then(condition_message);

@@ -306,7 +306,11 @@ fn stuck_resize_and_modify_operations_show_their_reason() {
         (
             spec(json!("gone"), "1Gi"),
             status(pending),
-            stuck_with("modify", None, "VolumeAttributesClass gone does not exist or is of another driver"),
+            stuck_with(
+                "modify",
+                None,
+                "VolumeAttributesClass gone does not exist or belongs to another driver",
+            ),
         ),
         (
             spec(json!("fast"), "1Gi"),

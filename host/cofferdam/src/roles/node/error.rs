@@ -21,6 +21,8 @@ pub(crate) enum NodeRoleError {
     Manifest(#[from] ManifestError),
     #[error("the node's policy: {0}")]
     Policy(String),
+    #[error("{0}")]
+    KubeletRoots(String),
     #[error("{key}: {path} is not a directory")]
     NotADirectory { key: &'static str, path: String },
     #[error("{key}: {path}: {source}; expected a directory")]
@@ -39,7 +41,20 @@ pub(crate) enum NodeRoleError {
 
 impl From<NodeRoleError> for CommandError {
     fn from(error: NodeRoleError) -> Self {
-        Self::Other(Box::new(error))
+        match error {
+            NodeRoleError::Missing { .. }
+            | NodeRoleError::SharedProcess
+            | NodeRoleError::Policy(_)
+            | NodeRoleError::KubeletRoots(_) => Self::Usage(Box::new(error)),
+            NodeRoleError::Manifest(_)
+            | NodeRoleError::NotADirectory { .. }
+            | NodeRoleError::Directory { .. }
+            | NodeRoleError::Setup(_)
+            | NodeRoleError::Socket(_)
+            | NodeRoleError::Driver(_)
+            | NodeRoleError::Labels { .. }
+            | NodeRoleError::RoleStopped(_) => Self::Other(Box::new(error)),
+        }
     }
 }
 

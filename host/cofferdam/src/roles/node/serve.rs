@@ -41,7 +41,8 @@ pub(super) async fn serve_node(
     let name = required(&configuration.node_name, role, "node-name")?.clone();
     let policy = configuration.node.clone();
     policy.validate().map_err(|error| NodeRoleError::Policy(error.to_string()))?;
-    let roots = KubeletRoots::new(configuration.kubelet_root.clone()).map_err(setup_error)?;
+    let roots = KubeletRoots::new(configuration.kubelet_root.clone())
+        .map_err(|error| NodeRoleError::KubeletRoots(error.to_string()))?;
     let configured_roots = [("directory-root", &policy.directory_root), ("image-root", &policy.image_root)];
     let configured_roots = configured_roots.iter().filter_map(|(key, root)| Some((*key, root.as_deref()?)));
     for (key, root) in roots.iter().map(|root| ("kubelet-root", root)).chain(configured_roots) {

@@ -32,7 +32,10 @@ use crate::{
     metrics::HttpMetrics,
 };
 use cofferdam_backend::in_flight::OperationPermit;
-use cofferdam_domain::term::{Permit, PermitSource as _, Term};
+use cofferdam_domain::{
+    term::{Permit, PermitSource as _, Term},
+    text::DurationText,
+};
 
 /// Sends the requests of one backend.
 #[derive(Debug)]
@@ -250,7 +253,8 @@ struct SentExchange {
 impl SentExchange {
     async fn run(mut self, _: Permit, request: Request<Full<Bytes>>) -> Result<Response, ExchangeError> {
         let answer = timeout_at(self.deadline, self.transfer(request)).await.unwrap_or_else(|_| {
-            let message = format!("{} has not answered within {:?}", self.target.origin, self.timeout);
+            let message =
+                format!("{} did not respond within {}", self.target.origin, DurationText(self.timeout));
             Err(ExchangeError::sent(Failure::Timeout, message))
         });
         let maybe_sent = self.connection.is_sent.load(Ordering::Acquire);

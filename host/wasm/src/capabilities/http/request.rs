@@ -236,7 +236,7 @@ fn headers(
     }
     let mut headers = HeaderMap::new();
     let host = HeaderValue::try_from(origin.authority())
-        .map_err(|_| invalid_request("the host cannot stand in a header".to_owned()))?;
+        .map_err(|_| invalid_request("the host is not a valid header value".to_owned()))?;
     headers.insert(header::HOST, host);
     for (name, value) in header_list {
         let name = header_name(&name)?;

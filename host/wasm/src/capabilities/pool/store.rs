@@ -171,7 +171,7 @@ impl Pool {
                 let moved = renameat_with(&self.root, &name, &self.root, &trash_name, RenameFlags::NOREPLACE);
                 let name = if moved.is_ok() { trash_name } else { name };
                 if let Err(error) = self.remove_tree(name) {
-                    tracing::warn!(?error, "what an earlier process left in the pool cannot be removed");
+                    tracing::warn!(?error, "cannot remove leftovers of an earlier process from the pool");
                 }
             }
         }
@@ -267,7 +267,7 @@ impl Pool {
         self.sync(&self.root)?;
         // The name is removed, also if the item's deletion fails.
         tree::remove_tree(&self.root, trash_name, || self.unique_name(TRASH_PREFIX)).map_err(|trouble| {
-            PoolError::Unknown(format!("what {name:?} held stays until the next start: {trouble}"))
+            PoolError::Unknown(format!("the content of {name:?} remains until the next start: {trouble}"))
         })
     }
 
@@ -296,7 +296,7 @@ impl Pool {
         match item_kind(&self.stat(source)?) {
             Some((ItemKind::Directory, _)) if size.is_some() => Err(PoolError::WrongKind(printable(source))),
             Some((ItemKind::Directory, _)) if mode == CopyMode::PointInTime => {
-                Err(PoolError::Unsupported("no copy of a directory is of one moment".to_owned()))
+                Err(PoolError::Unsupported("a directory has no point-in-time copies".to_owned()))
             }
             Some((ItemKind::Directory, _)) => self.copy_directory(source, name),
             Some((ItemKind::Image, _)) => self.copy_image(source, name, size, mode),
@@ -528,8 +528,11 @@ impl Pool {
         if self.is_sync_failing.load(Ordering::Relaxed) {
             return Err(PoolError::Unknown("made unsteady".to_owned()));
         }
-        fsync(changed)
-            .map_err(|error| PoolError::Unknown(format!("the change is made, and may not last: {error}")))
+        fsync(changed).map_err(|error| {
+            PoolError::Unknown(format!(
+                "the change is made but may not survive a crash of the machine: {error}"
+            ))
+        })
     }
 
     /// Deletes a temporary item if its operation failed.
@@ -537,7 +540,12 @@ impl Pool {
         if result.is_err()
             && let Err(error) = self.remove_tree(new.to_owned())
         {
-            tracing::warn!(name = new, ?error, "what was begun in the pool stays until the next start");
+            tracing::warn!(
+                name = new,
+                ?error,
+                "cannot remove an unfinished item of the pool; it remains until the \
+                 next start"
+            );
         }
         result
     }

@@ -447,7 +447,7 @@ fn point_in_time_copy_needs_reflinks() {
     let pool = Pool::open(&config(mount.0.path())).unwrap();
     pool.create_image("i", MIB / 4).unwrap();
     pool.create_directory("d").unwrap();
-    for (source, expected) in [("i", "shares no blocks"), ("d", "no copy of a directory")] {
+    for (source, expected) in [("i", "has no reflinks"), ("d", "a directory has no point-in-time copies")] {
         let error = pool.copy(source, "copy", None, CopyMode::PointInTime).unwrap_err();
         assert!(matches!(&error, PoolError::Unsupported(why) if why.contains(expected)), "{error:?}");
     }

@@ -203,7 +203,7 @@ pub(super) fn copy_data(source: &OwnedFd, target: &OwnedFd, length: u64, mode: C
     }
     if mode == CopyMode::PointInTime {
         return Err(TreeError::Unsupported(
-            "the pool's filesystem shares no blocks, so no copy of an image is of one moment".to_owned(),
+            "images have no point-in-time copies, because the pool's filesystem has no reflinks".to_owned(),
         ));
     }
     ftruncate(target, length)?;
@@ -316,7 +316,7 @@ pub(super) fn remove_tree(
             Err(Errno::NOTEMPTY | Errno::EXIST) => {
                 retries = retries.saturating_add(1);
                 if retries > MAX_REMOVE_RETRIES {
-                    return Err(TreeError::Unsupported("somebody goes on writing to it".to_owned()));
+                    return Err(TreeError::Unsupported("another process keeps writing to it".to_owned()));
                 }
                 names.push(name);
             }
