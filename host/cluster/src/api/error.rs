@@ -102,7 +102,14 @@ impl ApiError {
             {
                 Self::Conflict(target)
             }
-            (StatusCode::NOT_FOUND, _) => Self::NotFound(target),
+            // The details name the object that does not exist, which is another one if the namespace of a new
+            // object does not.
+            (StatusCode::NOT_FOUND, _) => match details {
+                Some(details) if details.kind == "namespaces" && !target.starts_with("Namespace ") => {
+                    Self::NotFound(format!("namespace {} of {target}", details.name))
+                }
+                _ => Self::NotFound(target),
+            },
             (StatusCode::REQUEST_TIMEOUT | StatusCode::TOO_MANY_REQUESTS, _) => {
                 Self::Unavailable { target, message }
             }
@@ -119,5 +126,24 @@ impl ApiError {
     /// Returns `true` if the requested version or page is no longer available (410 Gone).
     pub(crate) const fn is_expired(&self) -> bool {
         matches!(self, Self::Refused { code: 410, .. })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_error_of_a_missing_namespace_names_it() {
+        for (kind, name, target, expected) in [
+            ("namespaces", "gone", "Lease gone/leader", "namespace gone of Lease gone/leader does not exist"),
+            ("namespaces", "gone", "Namespace gone", "Namespace gone does not exist"),
+            ("leases", "leader", "Lease ns/leader", "Lease ns/leader does not exist"),
+        ] {
+            let body = format!(r#"{{"reason":"NotFound","details":{{"kind":"{kind}","name":"{name}"}}}}"#);
+            let error = ApiError::from_response(StatusCode::NOT_FOUND, body.as_bytes(), target, false);
+            assert!(matches!(error, ApiError::NotFound(_)));
+            assert_eq!(error.to_string(), expected);
+        }
     }
 }
