@@ -1,12 +1,6 @@
-//! Tests of the sidecars' command lines, with those of public drivers.
+//! Tests of the sidecars' command lines.
 
-use std::{
-    collections::{BTreeMap, BTreeSet},
-    ffi::OsStr,
-    fmt::Write as _,
-};
-
-use serde::Deserialize;
+use std::{ffi::OsStr, fmt::Write as _};
 
 use super::{
     flags::{FLAGS, FlagEffect},
@@ -14,49 +8,8 @@ use super::{
 };
 use crate::config::{Configuration, FeatureGate, LogFormat, ResolvedConfig};
 
-/// The command lines of public drivers' manifests.
-const MANIFESTS: &str = include_str!("../../tests/fixtures/sidecar-arguments.toml");
-/// Smallest number of repositories in the fixture.
-const MIN_REPOSITORIES: usize = 20;
 /// The page with the table of flags.
 const PAGE: &str = include_str!("../../../../docs/sidecar-flags.md");
-
-#[derive(Deserialize)]
-struct Manifests {
-    container: Vec<Container>,
-}
-
-#[derive(Deserialize)]
-struct Container {
-    repository: String,
-    path: String,
-    program: String,
-    #[serde(default)]
-    arguments: Vec<String>,
-    #[serde(default)]
-    command: Vec<String>,
-    #[serde(default)]
-    environment: HashMap<String, String>,
-}
-
-impl Container {
-    fn sidecar(&self) -> Sidecar {
-        Sidecar::from_program(OsStr::new(&self.program)).unwrap()
-    }
-
-    /// The arguments of the sidecar, with variables replaced as kubelet replaces them.
-    fn expanded(&self) -> Vec<OsString> {
-        let all = self.command.iter().chain(&self.arguments);
-        // The program itself is an argument of a command that wraps it.
-        let start = all.clone().position(|argument| argument.ends_with(&format!("/{}", self.program)));
-        let arguments = all.skip(start.map_or(0, |start| start + 1));
-        let expand = |argument: &String| {
-            let variables = self.environment.iter();
-            variables.fold(argument.clone(), |text, (name, value)| text.replace(&format!("$({name})"), value))
-        };
-        arguments.map(|argument| expand(argument).into()).collect()
-    }
-}
 
 #[test]
 fn secrets_of_every_namespace_are_read_unless_the_environment_lists_some() {
@@ -70,10 +23,6 @@ fn secrets_of_every_namespace_are_read_unless_the_environment_lists_some() {
         assert_eq!(secret_namespaces(&no_environment()), "*", "{sidecar:?}");
         assert_eq!(secret_namespaces(&listed), "arrays,storage", "{sidecar:?}");
     }
-}
-
-fn manifests() -> Vec<Container> {
-    toml::from_str::<Manifests>(MANIFESTS).unwrap().container
 }
 
 fn no_environment() -> HashMap<String, String> {
@@ -95,31 +44,6 @@ fn run_of(sidecar: Sidecar, text: &str) -> SidecarRun {
 fn configuration(sidecar: Sidecar, text: &str) -> Configuration {
     let run = run_of(sidecar, text);
     ResolvedConfig::for_sidecar(&run.values, &no_environment(), run.defaults).unwrap().configuration
-}
-
-#[test]
-fn every_manifest_of_the_fixture_starts() {
-    let (mut repositories, mut failures) = (BTreeSet::new(), Vec::new());
-    let mut programs: BTreeMap<String, usize> = BTreeMap::new();
-    for container in manifests() {
-        repositories.insert(container.repository.clone());
-        *programs.entry(container.program.clone()).or_default() += 1;
-        let at = format!("{} {} {}", container.repository, container.path, container.program);
-        match parse(container.sidecar(), container.expanded(), &container.environment) {
-            Ok(SidecarCommand::Run(run)) => {
-                if let Err(error) =
-                    ResolvedConfig::for_sidecar(&run.values, &container.environment, run.defaults)
-                {
-                    failures.push(format!("{at}: {error}"));
-                }
-            }
-            Ok(other) => failures.push(format!("{at}: {other:?}")),
-            Err(error) => failures.push(format!("{at}: {error}")),
-        }
-    }
-    assert!(failures.is_empty(), "{}", failures.join("\n"));
-    assert!(repositories.len() >= MIN_REPOSITORIES, "{}", repositories.len());
-    assert_eq!(programs.len(), Sidecar::ALL.len(), "{programs:?}");
 }
 
 #[test]

@@ -63,6 +63,8 @@ pub(crate) struct Behavior {
     pub(crate) fails_expansions: bool,
     /// Probe does not return.
     pub(crate) hangs_in_probes: bool,
+    /// GetPluginInfo does not return.
+    pub(crate) hangs_in_plugin_info: bool,
     /// CreateVolume waits for [`RecordingDriver::release`].
     pub(crate) holds_creates: bool,
 }
@@ -149,8 +151,11 @@ fn fs_type(capability: Option<&v1::VolumeCapability>) -> String {
 impl Identity for RecordingDriver {
     async fn get_plugin_info(
         &self,
-        _: Request<v1::GetPluginInfoRequest>,
+        request: Request<v1::GetPluginInfoRequest>,
     ) -> Answer<v1::GetPluginInfoResponse> {
+        if self.record(&request, RecordedCall::new("GetPluginInfo")).hangs_in_plugin_info {
+            std::future::pending::<()>().await;
+        }
         let (name, vendor_version) = (NAME.to_owned(), "1".to_owned());
         Ok(Response::new(v1::GetPluginInfoResponse { name, vendor_version, manifest: BTreeMap::new() }))
     }

@@ -1,6 +1,7 @@
 //! The program under the name of a sidecar, with an API server and a CSI driver in the test.
 
 use std::{
+    collections::BTreeMap,
     io::{Read as _, Write as _},
     net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream},
     os::unix::process::ExitStatusExt as _,
@@ -96,8 +97,7 @@ impl Fixture {
 
     async fn create_cluster_objects(&self) {
         let storage = "/apis/storage.k8s.io/v1";
-        let namespace = json!({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "storage"}});
-        self.create("/api/v1/namespaces", namespace).await;
+        self.create_namespace("storage").await;
         let node = json!({"apiVersion": "v1", "kind": "Node",
             "metadata": {"name": "node-1", "labels": {"example/zone": "a"}}});
         self.create("/api/v1/nodes", node).await;
@@ -158,7 +158,7 @@ impl Fixture {
         path
     }
 
-    fn command(&self, program: &str, arguments: &[String]) -> Command {
+    pub(crate) fn command(&self, program: &str, arguments: &[String]) -> Command {
         let mut command = Command::new(self.program(program));
         command.args(arguments);
         command
@@ -166,9 +166,19 @@ impl Fixture {
 
     /// Starts a process in the directory, with its log in a file there.
     pub(crate) fn spawn(&self, command: &mut Command) -> Process {
+        self.spawn_with(command, &BTreeMap::new())
+    }
+
+    /// As [`Fixture::spawn`], with variables of the environment.
+    pub(crate) fn spawn_with(
+        &self,
+        command: &mut Command,
+        environment: &BTreeMap<String, String>,
+    ) -> Process {
         let log = self.path().join(format!("log-{}", self.process_count.fetch_add(1, Ordering::Relaxed)));
         let stderr = std::fs::File::create(&log).unwrap();
-        let command = command.env_clear().env("HOME", self.path()).env("TMPDIR", self.path());
+        let command =
+            command.env_clear().env("HOME", self.path()).env("TMPDIR", self.path()).envs(environment);
         let command = command.current_dir(self.path()).stdin(Stdio::null()).stdout(Stdio::null());
         Process { child: command.stderr(stderr).spawn().unwrap(), log }
     }
@@ -188,10 +198,26 @@ impl Fixture {
         client.request::<Value>(request).await.unwrap();
     }
 
+    pub(crate) async fn create_namespace(&self, name: &str) {
+        let namespace = json!({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}});
+        self.create("/api/v1/namespaces", namespace).await;
+    }
+
     /// Creates a claim of the class for the provisioner.
     pub(crate) async fn create_claim(&self, name: &str) {
+        self.create_claim_with(name, &json!({"volume.kubernetes.io/storage-provisioner": NAME})).await;
+    }
+
+    /// Creates a claim for which the scheduler has selected a node.
+    pub(crate) async fn create_claim_for_node(&self, name: &str, node: &str) {
+        let annotations = json!({"volume.kubernetes.io/storage-provisioner": NAME,
+            "volume.kubernetes.io/selected-node": node});
+        self.create_claim_with(name, &annotations).await;
+    }
+
+    async fn create_claim_with(&self, name: &str, annotations: &Value) {
         let claim = json!({"apiVersion": "v1", "kind": "PersistentVolumeClaim",
-            "metadata": {"name": name, "annotations": {"volume.kubernetes.io/storage-provisioner": NAME}},
+            "metadata": {"name": name, "annotations": annotations},
             "spec": {"storageClassName": "gold", "volumeAttributesClassName": "fast",
                 "accessModes": ["ReadWriteOnce"], "resources": {"requests": {"storage": "1Gi"}}}});
         self.create(CLAIMS, claim).await;
@@ -217,6 +243,15 @@ impl Fixture {
         self.create("/api/v1/namespaces/default/pods", pod).await;
         self.patch("/api/v1/namespaces/default/pods/pod/status", json!({"status": {"phase": "Running"}}))
             .await;
+    }
+
+    /// Creates a PersistentVolume and a VolumeAttachment of it.
+    pub(crate) async fn create_attachment(&self) {
+        self.create_volume(Value::Null).await;
+        let attachment = json!({"apiVersion": "storage.k8s.io/v1", "kind": "VolumeAttachment",
+            "metadata": {"name": "attachment"}, "spec": {"attacher": NAME, "nodeName": "node-1",
+                "source": {"persistentVolumeName": "volume"}}});
+        self.create("/apis/storage.k8s.io/v1/volumeattachments", attachment).await;
     }
 
     /// Creates a PersistentVolume of the driver without a filesystem type.

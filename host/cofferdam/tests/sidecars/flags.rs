@@ -5,11 +5,12 @@ use std::{collections::BTreeSet, time::Duration};
 use serde_json::{Value, json};
 
 use crate::{
-    driver::{Behavior, NAME, RecordedCall},
+    driver::{Behavior, RecordedCall},
     fixture::{Fixture, free_port, page, until},
 };
 
 const MINUTE: Duration = Duration::from_secs(60);
+const ADDS: &str = "workqueue_adds_total{name=\"attacher_attach\"}";
 const LEASE: &str = "/apis/coordination.k8s.io/v1/namespaces/storage/leases/existing-example";
 
 /// The deadline is the flag's 50 minutes, less the time since the start of the call, and not the default of
@@ -183,14 +184,50 @@ async fn probe_calls_have_the_timeout_of_the_flag() {
 }
 
 #[tokio::test]
+async fn calls_of_the_registrar_have_the_timeout_of_the_flag() {
+    for (flags, expected) in [(&["--timeout=2s"][..], "within 2s"), (&[], "within 1s")] {
+        let fixture = Fixture::start(Behavior { hangs_in_plugin_info: true, ..Behavior::default() }).await;
+        let plugins = format!("--plugin-registration-path={}", fixture.path().display());
+        let registration = "--kubelet-registration-path=/var/lib/kubelet/plugins/existing/csi.sock";
+        let flags = [flags, &[&plugins, registration]].concat();
+        let process = fixture.start_node_sidecar("csi-node-driver-registrar", &flags);
+        until(&format!("{expected:?} in the log"), || process.log().contains(expected).then_some(())).await;
+    }
+}
+
+/// Value of a counter of the page, 0 if the page does not have it.
+async fn counter(port: u16, name: &str) -> u64 {
+    let (_, body) = page(port, "/metrics").await;
+    let line = body.lines().find_map(|line| line.strip_prefix(name));
+    line.map_or(0, |value| value.trim().parse().unwrap())
+}
+
+#[tokio::test]
+async fn attachments_are_read_again_at_the_interval_of_the_flag() {
+    let fixture = Fixture::start(Behavior::default()).await;
+    fixture.create_attachment().await;
+    let port = free_port();
+    let endpoint = format!("--http-endpoint=127.0.0.1:{port}");
+    // The other interval is longer than the test waits.
+    let flags = ["--resync=1s", "--reconcile-sync=87600h", &endpoint];
+    let _process = fixture.start_sidecar("csi-attacher", &flags);
+    let is_attached = |object: &Value| object["status"]["attached"] == json!(true);
+    fixture.wait_for("/apis/storage.k8s.io/v1/volumeattachments/attachment", is_attached).await;
+    let added = counter(port, ADDS).await;
+    let poll = async {
+        while counter(port, ADDS).await < added + 10 {
+            tokio::time::sleep(Duration::from_millis(100)).await;
+        }
+    };
+    tokio::time::timeout(MINUTE, poll).await.expect("10 keys are added within a minute");
+    assert_eq!(fixture.driver.calls("ControllerPublishVolume").len(), 1);
+}
+
+#[tokio::test]
 async fn flags_of_the_attacher_change_its_calls() {
     let fixture = Fixture::start(Behavior::default()).await;
     let flags = ["--timeout=50m", "--default-fstype=xfs", "--reconcile-sync=1s", "--max-entries=3"];
-    fixture.create_volume(Value::Null).await;
-    let attachment = json!({"apiVersion": "storage.k8s.io/v1", "kind": "VolumeAttachment",
-        "metadata": {"name": "attachment"}, "spec": {"attacher": NAME, "nodeName": "node-1",
-            "source": {"persistentVolumeName": "volume"}}});
-    fixture.create("/apis/storage.k8s.io/v1/volumeattachments", attachment).await;
+    fixture.create_attachment().await;
     let _process = fixture.start_sidecar("csi-attacher", &flags);
     let call = fixture.wait_for_calls("ControllerPublishVolume", 1).await;
     assert!(is_of_fifty_minutes(&call) && call.fs_type == "xfs", "{call:?}");

@@ -1,5 +1,5 @@
-//! Tests of the built binary under the names of the sidecars: the effect of each flag, core dumps, and the
-//! log.
+//! Tests of the built binary under the names of the sidecars: the command lines of public drivers, the effect
+//! of each flag, core dumps, and the log.
 #![expect(
     clippy::unwrap_used,
     clippy::indexing_slicing,
@@ -12,3 +12,4 @@ mod driver;
 mod fixture;
 mod flags;
 mod log;
+mod manifests;
