@@ -1,5 +1,6 @@
 //! Kubernetes Events. They are sent in the background. Equal events (same uid of the object, reason and note)
-//! are aggregated for a limited time: only `count` and `lastTimestamp` of the first one are updated.
+//! are aggregated for a limited time: only `count` and `lastTimestamp` of the first one are updated. Requests for
+//! the events of one object and reason are limited, whatever the note.
 
 use std::{
     collections::{HashMap, VecDeque},
@@ -38,6 +39,12 @@ const MIN_UPDATE_INTERVAL: Duration = Duration::from_secs(60);
 /// Time after the first event within which equal events are aggregated: as long as client-go's window for
 /// similar events.
 const AGGREGATION_WINDOW: Duration = Duration::from_secs(600);
+
+/// Number of requests for the events of one object and reason without a wait. Source: client-go's
+/// `defaultSpamBurst`, which counts all reasons of an object together.
+const MAX_BURST: u32 = 25;
+/// Time after which one more request is allowed. Source: client-go's `defaultSpamQPS`.
+const BURST_REFILL: Duration = Duration::from_secs(300);
 
 /// Format of `metav1.Time`.
 const EVENT_TIME: &str = "%Y-%m-%dT%H:%M:%SZ";
@@ -129,6 +136,7 @@ impl EventSink {
                 metrics,
                 sent_events,
                 insertion_order: VecDeque::new(),
+                limits: RequestLimits::default(),
                 serial: 0,
             },
         )
@@ -144,6 +152,37 @@ impl EventSink {
 }
 
 type EventKey = (Uid, &'static str, String);
+
+/// Limits requests by object and reason: at most [`MAX_BURST`] at once, and one in each [`BURST_REFILL`].
+#[derive(Default)]
+struct RequestLimits {
+    /// Time at which the whole burst is allowed again.
+    refilled_at: HashMap<(Uid, &'static str), Instant>,
+}
+
+impl RequestLimits {
+    /// Returns true and counts the request if it is allowed.
+    fn try_acquire(&mut self, object: &Uid, reason: &'static str) -> bool {
+        let now = Instant::now();
+        if self.refilled_at.len() >= MAX_REMEMBERED {
+            self.refilled_at.retain(|_, refilled_at| *refilled_at > now);
+        }
+        if self.refilled_at.len() >= MAX_REMEMBERED {
+            // Only the objects with the fewest requests in the last time are forgotten.
+            let mut times: Vec<Instant> = self.refilled_at.values().copied().collect();
+            let (_, median, _) = times.select_nth_unstable(MAX_REMEMBERED / 2);
+            let median = *median;
+            self.refilled_at.retain(|_, refilled_at| *refilled_at > median);
+        }
+        let refilled_at = self.refilled_at.entry((object.clone(), reason)).or_insert(now);
+        let next = (*refilled_at).max(now) + BURST_REFILL;
+        let is_allowed = next.duration_since(now) <= BURST_REFILL * MAX_BURST;
+        if is_allowed {
+            *refilled_at = next;
+        }
+        is_allowed
+    }
+}
 
 struct SentEvent {
     namespace: Box<str>,
@@ -161,6 +200,7 @@ pub struct EventLoop {
     metrics: Metrics,
     sent_events: HashMap<EventKey, SentEvent>,
     insertion_order: VecDeque<EventKey>,
+    limits: RequestLimits,
     serial: u64,
 }
 
@@ -189,7 +229,8 @@ impl EventLoop {
         tasks.wait().await;
     }
 
-    /// The request for an event; `None` if the event only adds to the count of an earlier one.
+    /// The request for an event; `None` if the event only adds to the count of an earlier one, or if the limit
+    /// of its object and reason is reached.
     fn request(&mut self, event: Event) -> Option<EventRequest> {
         let namespace: Box<str> = namespace_of(&event).into();
         let now = (self.clock)();
@@ -199,7 +240,8 @@ impl EventLoop {
             && sent.first_sent.elapsed() < AGGREGATION_WINDOW
         {
             sent.count += 1;
-            if sent.last_written.elapsed() < MIN_UPDATE_INTERVAL {
+            let is_due = sent.last_written.elapsed() >= MIN_UPDATE_INTERVAL;
+            if !is_due || !self.limits.try_acquire(&event.involved_object.uid, event.reason) {
                 self.metrics.event("aggregated");
                 return None;
             }
@@ -210,6 +252,10 @@ impl EventLoop {
                 content_type: "application/merge-patch+json",
                 body: json!({"count": sent.count, "lastTimestamp": timestamp}),
             });
+        }
+        if !self.limits.try_acquire(&event.involved_object.uid, event.reason) {
+            self.metrics.event("limited");
+            return None;
         }
         self.serial += 1;
         let (name, request) = create_request(&event, &namespace, now, self.serial);
@@ -318,6 +364,32 @@ fn body(event: &Event, namespace: &str, name: &str, timestamp: &str) -> serde_js
 mod tests {
     use super::*;
     use crate::OrphanReport;
+
+    #[tokio::test(start_paused = true)]
+    async fn requests_are_limited_by_object_and_reason() {
+        let mut limits = RequestLimits::default();
+        let mut allowed = |object: &str, reason, attempts: u32| {
+            (0..attempts).filter(|_| limits.try_acquire(&object.into(), reason)).count()
+        };
+        assert_eq!(allowed("a", "ProvisioningFailed", 100), 25);
+        assert_eq!(allowed("a", "Provisioning", 1), 1, "one reason hides no other");
+        assert_eq!(allowed("b", "ProvisioningFailed", 1), 1);
+        tokio::time::advance(BURST_REFILL * 2).await;
+        assert_eq!(allowed("a", "ProvisioningFailed", 100), 2);
+        tokio::time::advance(BURST_REFILL * 100).await;
+        assert_eq!(allowed("a", "ProvisioningFailed", 100), 25);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn the_limits_of_many_objects_forget_the_quiet_ones() {
+        let mut limits = RequestLimits::default();
+        while limits.try_acquire(&"noisy".into(), "Failed") {}
+        for object in 0..3 * MAX_REMEMBERED {
+            assert!(limits.try_acquire(&object.to_string().as_str().into(), "Failed"));
+            assert!(limits.refilled_at.len() <= MAX_REMEMBERED);
+        }
+        assert!(!limits.try_acquire(&"noisy".into(), "Failed"));
+    }
 
     #[test]
     fn messages_are_one_line_without_control_and_format_characters() {

@@ -108,7 +108,7 @@ impl Metrics {
         );
         registry.register(
             "cofferdam_events",
-            "Events sent, aggregated into an earlier one, or dropped",
+            "Events sent, aggregated into an earlier one, limited, or dropped",
             m.events,
         );
         registry.register("cofferdam_journal_commits", "Commits of the intent journal", m.journal_commits);
