@@ -18,6 +18,7 @@ mod feature;
 mod secrets;
 mod snapshot;
 mod status;
+mod topology;
 
 pub use ability::Ability;
 pub use description::{Description, Placement, Readiness};
@@ -28,6 +29,7 @@ pub use snapshot::{
     CreateGroupSnapshot, CreateSnapshot, GroupSnapshot, Snapshot, SnapshotOwner, SnapshotPage,
 };
 pub use status::{Capacity, CapacityQuery, VolumeCondition, VolumePage, VolumeStatus};
+pub use topology::TopologyRequirement;
 
 pub use crate::parameters::{Parameters, Segments, total_bytes};
 
@@ -87,16 +89,6 @@ pub struct VolumeCapability {
     pub access_mode: CsiAccessMode,
     /// Block device or filesystem.
     pub access_type: AccessType,
-}
-
-/// CSI `TopologyRequirement`: the segments from which a volume must be accessible.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct TopologyRequirement {
-    /// The volume must be accessible from at least one of these segments.
-    pub requisite: Vec<Segments>,
-    /// Segments in order of preference.
-    pub preferred: Vec<Segments>,
 }
 
 /// The Kubernetes objects for which a volume was created. A driver that stores the owner returns it in
