@@ -7,7 +7,7 @@ mod common;
 use std::{sync::Arc, time::Duration};
 
 use cofferdam_cluster::{Intent, IntentSecrets, Journal, JournalError, journal, metrics::Metrics};
-use cofferdam_domain::{Uid, volume::SecretRef};
+use cofferdam_domain::{ClaimKey, Uid, volume::SecretRef};
 use common::{
     FaultyApi, WriteFault, api, call, get,
     journal::{SHARD_PATH, intent, intent_keys, journal, with_running},
@@ -99,20 +99,35 @@ async fn removals_are_committed_with_the_next_intent_or_after_a_delay() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_full_journal_rejects_intents_immediately() {
+async fn namespaces_share_the_journal() {
     let (api, metrics) = (api(), Metrics::default());
     let wire = FaultyApi::new(&api);
     let journal = journal(&wire, &metrics);
     journal.load().await.unwrap();
     with_running(&journal, async {
         let full = 8 * 400;
-        let all = (0..full).map(|n| journal.write(intent(&n.to_string())));
-        for result in futures::future::join_all(all).await {
-            result.unwrap();
+        let in_namespace = |namespace: usize, uid: &str| {
+            let name = format!("claim-{uid}");
+            Intent { claim: ClaimKey::new(namespace.to_string(), name), ..intent(uid) }
+        };
+        // Each namespace takes half of what the others leave.
+        let (mut written, mut namespace) = (0, 0);
+        while written < full - 1 {
+            let share = (full - written) / 2;
+            let uids = (written..written + share).map(|n| n.to_string()).collect::<Vec<_>>();
+            let all = uids.iter().map(|uid| journal.write(in_namespace(namespace, uid)));
+            for result in futures::future::join_all(all).await {
+                result.unwrap();
+            }
+            let error =
+                JournalError::NamespaceFull { namespace: namespace.to_string().into(), volumes: share };
+            assert_eq!(journal.write(in_namespace(namespace, "late")).await, Err(error));
+            (written, namespace) = (written + share, namespace + 1);
         }
-        assert_eq!(journal.write(intent("late")).await, Err(JournalError::Full(full)));
-        journal.remove(&"7".into());
-        assert_eq!(*journal.write(intent("late")).await.unwrap(), intent("late"));
+        assert_eq!(written, full - 1);
+        journal.remove(&(written - 1).to_string().as_str().into());
+        let late = in_namespace(namespace - 1, "late");
+        assert_eq!(*journal.write(late.clone()).await.unwrap(), late);
     })
     .await;
 }
@@ -550,5 +565,6 @@ async fn a_confirmation_is_removed_with_its_intent() {
     let shard = get(&api, SHARD_PATH).await;
     assert_eq!(intent_keys(&shard), ["b"]);
     let annotations = &shard["metadata"]["annotations"];
-    assert_eq!(annotations, &json!({"cofferdam.dev/confirm-no-volume.b": "the array is gone"}));
+    let expected = json!({"cofferdam.dev/confirm-no-volume.b": "the array is gone", "cofferdam.dev/journal-format": "1"});
+    assert_eq!(annotations, &expected);
 }

@@ -366,3 +366,94 @@ async fn a_journal_without_owner_is_not_lost() {
 fn newer_owner(map: &Value) -> String {
     map["metadata"]["annotations"]["cofferdam.dev/journal-owner"].as_str().unwrap().to_owned()
 }
+
+#[tokio::test(start_paused = true)]
+async fn each_take_has_a_higher_epoch() {
+    let (api, metrics) = (api(), Metrics::default());
+    let wire = FaultyApi::new(&api);
+    let take = async || journal(&wire, &metrics).acquire().await;
+    let epoch = async |index| {
+        let map = get(&api, &shard_path(index)).await;
+        map["metadata"]["annotations"]["cofferdam.dev/journal-epoch"].as_str().map(str::to_owned)
+    };
+    let annotate = async |index, epoch: &str| {
+        let body = json!({"metadata": {"annotations": {"cofferdam.dev/journal-epoch": epoch}}});
+        call(&api, Method::PATCH, &shard_path(index), body).await;
+    };
+    take().await.unwrap();
+    assert_eq!(epoch(0).await.unwrap(), "1");
+    let second = journal(&wire, &metrics);
+    with_running(&second, async {
+        second.acquire().await.unwrap();
+        fill_two_shards(&second).await;
+    })
+    .await;
+    assert_eq!(epoch(0).await.unwrap(), "2");
+    take().await.unwrap();
+    assert_eq!((epoch(0).await.unwrap(), epoch(1).await.unwrap()), ("3".to_owned(), "3".to_owned()));
+    // An edit by hand cannot make a later take look older.
+    for (index, edited, expected) in [(1, "40", "41"), (0, "5", "42"), (0, "-1", "43"), (1, "x", "44")] {
+        annotate(index, edited).await;
+        take().await.unwrap();
+        assert_eq!(epoch(0).await.unwrap(), expected, "{edited}");
+    }
+    annotate(1, &u64::MAX.to_string()).await;
+    let error = take().await.unwrap_err().to_string();
+    assert!(error.contains("cofferdam.dev/journal-epoch") && error.contains("remove it"), "{error}");
+    annotate(1, "0").await;
+    take().await.unwrap();
+    assert_eq!(epoch(0).await.unwrap(), "45");
+}
+
+#[tokio::test(start_paused = true)]
+async fn intents_of_another_format_are_kept_and_new_ones_go_elsewhere() {
+    let (api, metrics) = (api(), Metrics::default());
+    let wire = FaultyApi::new(&api);
+    let first = journal(&wire, &metrics);
+    with_running(&first, async {
+        first.acquire().await.unwrap();
+        first.write(intent("a")).await.unwrap();
+    })
+    .await;
+    let format = "cofferdam.dev/journal-format";
+    assert_eq!(get(&api, SHARD_PATH).await["metadata"]["annotations"][format], "1");
+    let annotate = async |index: usize, value: &str| {
+        let body = json!({"metadata": {"annotations": {format: value}}});
+        call(&api, Method::PATCH, &shard_path(index), body).await;
+    };
+    annotate(0, "2").await;
+    let before = get(&api, SHARD_PATH).await["data"].clone();
+
+    let second = journal(&wire, &metrics);
+    second.load().await.unwrap();
+    with_running(&second, async {
+        second.acquire().await.unwrap();
+        assert!(second.get(&"a".into()).is_none());
+        assert!(second.has_intent_for(&"a".into(), &"other".into()), "its volume may exist");
+        let refused = second.write(intent("a")).await.unwrap_err();
+        assert!(matches!(refused, JournalError::Refused(_)), "{refused}");
+        second.write(intent("b")).await.unwrap();
+        second.remove(&"a".into());
+    })
+    .await;
+    let map = get(&api, SHARD_PATH).await;
+    assert_eq!((&map["data"], &map["metadata"]["annotations"][format]), (&before, &json!("2")));
+    assert!(get(&api, &shard_path(1)).await["data"]["b"].is_string());
+
+    for index in 2..8 {
+        let name = shard_path(index).rsplit('/').next().unwrap().to_owned();
+        let body = json!({"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": name}});
+        call(&api, Method::POST, "/api/v1/namespaces/default/configmaps", body).await;
+    }
+    for index in 1..8 {
+        annotate(index, "next").await;
+    }
+    let third = journal(&wire, &metrics);
+    third.load().await.unwrap();
+    with_running(&third, async {
+        third.acquire().await.unwrap();
+        let refused = third.write(intent("c")).await.unwrap_err();
+        assert!(matches!(&refused, JournalError::Refused(text) if text.contains("format")), "{refused}");
+    })
+    .await;
+}

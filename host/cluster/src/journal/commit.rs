@@ -12,13 +12,13 @@ use super::{
     error::{JournalError, journal_error, replaced_meanwhile},
     intent::{Intent, MAX_SHARD_BYTES, encode},
     ownership::Ownership,
-    shard::UNDECODABLE_INTENT,
+    shard::{OTHER_FORMAT, UNDECODABLE_INTENT},
     state::{Journal, Replacement, Shard, ShardChange, TrackedIntent, WriteReceiver},
 };
 use crate::api::ApiError;
 
 /// Number of decodable intents at which a ConfigMap takes no new one.
-const MAX_SHARD_INTENTS: usize = 400;
+pub(super) const MAX_SHARD_INTENTS: usize = 400;
 /// Attempts of a shard's commit with conflicting writers, before puts get the error and removals are delayed.
 pub(super) const MAX_COMMIT_ATTEMPTS: usize = 8;
 
@@ -119,8 +119,22 @@ impl Journal {
             };
         }
         let total = state.intents.len();
-        let has_room =
-            |shard: &Shard| shard.intent_count < MAX_SHARD_INTENTS && shard.bytes + size <= MAX_SHARD_BYTES;
+        if !state.has_share(intent, size) {
+            let namespace = &intent.claim.namespace;
+            let volumes = state.usage(|tracked| tracked.intent.claim.namespace == *namespace).intents;
+            return Err(match volumes {
+                0 => JournalError::Full(total),
+                _ => JournalError::NamespaceFull { namespace: (**namespace).into(), volumes },
+            });
+        }
+        if state.shards.iter().all(|shard| shard.is_other_format) {
+            return Err(JournalError::Refused(OTHER_FORMAT.to_owned()));
+        }
+        let has_room = |shard: &Shard| {
+            !shard.is_other_format
+                && shard.intent_count < MAX_SHARD_INTENTS
+                && shard.bytes + size <= MAX_SHARD_BYTES
+        };
         // Prefer the shard with a pending change of the claim, so that the claim is not in two shards.
         let shard_of_claim =
             state.shards.iter().position(|shard| shard.pending_changes.contains_key(&intent.claim_uid));
@@ -224,6 +238,7 @@ impl Journal {
             }
             self.answer_puts_of_durable_intents(&mut batch);
             self.reject_puts_if_lost(&mut batch);
+            self.reject_puts_of_other_format(index, &mut batch);
             self.reject_outdated_replacements(&mut batch);
             if batch.is_empty() && !self.has_used_confirmations(index) {
                 return true;
@@ -375,7 +390,7 @@ impl Journal {
                 if index > 0 {
                     self.announce_shard(index).await?;
                 }
-                let metadata = self.metadata(&name);
+                let metadata = self.metadata(&name, &[]);
                 let body =
                     json!({"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, "data": data});
                 self.inner.writer.api().send_json_for_version(Method::POST, &collection, &body, &name).await

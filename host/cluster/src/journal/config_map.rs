@@ -17,6 +17,11 @@ const NAME_PREFIX: &str = "cofferdam-intents-";
 const NODE_DIGEST_LENGTH: usize = 16;
 /// Annotation of the ConfigMaps of a node's journal: the node's name.
 pub(super) const NODE_ANNOTATION: &str = "cofferdam.dev/node";
+/// Annotation with the format of the intents. ConfigMaps of older versions have none, and format 1.
+pub(super) const FORMAT_ANNOTATION: &str = "cofferdam.dev/journal-format";
+/// The format that this version reads and writes. A field that older versions can ignore does not change it:
+/// they reject intents with a field that they do not know.
+pub(super) const FORMAT: u64 = 1;
 /// Kind of a shard.
 pub(super) const CONFIG_MAP: ApiResource =
     ApiResource { group: "", version: "v1", kind: "ConfigMap", plural: "configmaps", namespaced: true };

@@ -17,6 +17,17 @@ pub enum JournalError {
     /// unknown state. The request must not be sent, because its intent is not durable.
     #[error("the intent journal is full: {0} volumes of the driver have an unknown state")]
     Full(usize),
+    /// The namespace has its share of the journal: half of what the intents of other namespaces leave free.
+    #[error(
+        "the share of namespace {namespace} of the intent journal is full: {volumes} volumes of its claims have \
+         an unknown state"
+    )]
+    NamespaceFull {
+        /// The namespace of the claims.
+        namespace: Box<str>,
+        /// Number of its intents.
+        volumes: usize,
+    },
     /// Another process, with this name, has taken the journal. It sends the driver's requests.
     #[error("process {0} has taken the intent journal")]
     Taken(String),

@@ -10,12 +10,14 @@ use tokio::time::Instant;
 
 use super::{
     commit::MAX_COMMIT_ATTEMPTS,
-    config_map::SHARD_COUNT,
+    config_map::{FORMAT, FORMAT_ANNOTATION, SHARD_COUNT},
     error::{JournalError, journal_error},
     loss::LossReports,
     ownership::{
-        OWNER, OWNER_CHECK_INTERVAL, Ownership, RENEW_INTERVAL, RENEWALS, RETRY_TOLERANCE, SHARDS, Versions,
+        EPOCH, OWNER, OWNER_CHECK_INTERVAL, Ownership, RENEW_INTERVAL, RENEWALS, RETRY_TOLERANCE, SHARDS,
+        Versions,
     },
+    shard::ShardContents,
     state::Journal,
 };
 use crate::{api::ApiError, leader_election::with_random_part};
@@ -75,13 +77,15 @@ impl Journal {
         let mut conflict = None;
         for _ in 0..MAX_COMMIT_ATTEMPTS {
             let reads = (0..SHARD_COUNT).map(|index| self.fetch_shard(index));
-            for (index, contents) in try_join_all(reads).await?.into_iter().enumerate() {
+            let contents = try_join_all(reads).await?;
+            let epoch = self.next_epoch(&contents)?;
+            for (index, contents) in contents.into_iter().enumerate() {
                 self.forget_removed_intents(index, contents.as_ref());
                 self.apply_shard(index, contents, &mut BTreeMap::new());
             }
-            match self.write_owner(&owner).await {
+            match self.write_owner(&owner, epoch).await {
                 Ok(since) => {
-                    tracing::info!(driver = %self.inner.driver, owner, "took the intent journal");
+                    tracing::info!(driver = %self.inner.driver, owner, epoch, "took the intent journal");
                     self.inner.state.lock().worked_at = Some(Instant::now());
                     self.set_ownership(Ownership::Owned { owner, since });
                     return Ok(());
@@ -99,16 +103,44 @@ impl Journal {
         Err(conflict.unwrap_or_else(|| ApiError::Conflict(self.shard_name(0))))
     }
 
-    /// Writes the owner to all ConfigMaps that exist or are announced, the first one last: it makes the take
+    /// One more than the highest epoch of the ConfigMaps.
+    fn next_epoch(&self, shards: &[Option<ShardContents>]) -> Result<u64, ApiError> {
+        let mut highest = 0;
+        for (index, contents) in shards.iter().enumerate() {
+            let Some(text) = contents.as_ref().and_then(|contents| contents.annotations.get(EPOCH)) else {
+                continue;
+            };
+            match text.parse::<u64>() {
+                Ok(epoch) => highest = highest.max(epoch),
+                Err(_) => tracing::warn!(
+                    config_map = %self.shard_name(index),
+                    "annotation {EPOCH} is {text:?}, not a number; it is replaced"
+                ),
+            }
+        }
+        highest.checked_add(1).ok_or_else(|| {
+            ApiError::invalid_response(
+                &self.shard_name(0),
+                format!("annotation {EPOCH} of a ConfigMap of the journal is {highest}: remove it"),
+            )
+        })
+    }
+
+    /// Writes the owner and its epoch to all ConfigMaps that exist or are announced, the first one last: it makes the take
     /// effective. Returns the versions; zero for a ConfigMap that is neither.
-    async fn write_owner(&self, owner: &str) -> Result<Versions, ApiError> {
+    async fn write_owner(&self, owner: &str, epoch: u64) -> Result<Versions, ApiError> {
+        let (epoch, format) = (epoch.to_string(), FORMAT.to_string());
+        let annotations = [(OWNER, owner), (EPOCH, &epoch), (FORMAT_ANNOTATION, &format)];
+        // A format that this version does not know stays.
+        let annotations_of =
+            |index: usize| if self.has_other_format(index) { &annotations[..2] } else { &annotations[..] };
         let announced = self.inner.state.lock().announced_shards;
         let others = (1..SHARD_COUNT).filter(|index| self.has_config_map(*index) || *index < announced);
         let writes = others.map(|index| async move {
-            self.write_annotation(index, OWNER, owner).await.map(|version| (index, version))
+            self.write_annotations(index, annotations_of(index)).await.map(|version| (index, version))
         });
         let mut written = try_join_all(writes).await?;
-        written.push((0, self.write_annotation(0, OWNER, owner).await?));
+        written.push((0, self.write_annotations(0, annotations_of(0)).await?));
         let mut versions = Versions::default();
         for (index, version) in written {
             if let Some(slot) = versions.get_mut(index) {
@@ -137,7 +169,7 @@ impl Journal {
         if self.inner.state.lock().announced_shards >= count {
             return Ok(());
         }
-        let written = self.write_annotation(0, SHARDS, &count.to_string()).await;
+        let written = self.write_annotations(0, &[(SHARDS, &count.to_string())]).await;
         match written {
             Ok(_) => self.inner.state.lock().announced_shards = count,
             Err(_) => self.invalidate(0),
@@ -228,7 +260,7 @@ impl Journal {
         if self.taken_by().is_some() || !self.has_config_map(0) {
             return Ok(());
         }
-        match self.write_annotation(0, RENEWALS, &renewals.to_string()).await {
+        match self.write_annotations(0, &[(RENEWALS, &renewals.to_string())]).await {
             Ok(_) => Ok(()),
             Err(ApiError::Conflict(_) | ApiError::NotFound(_)) => {
                 self.invalidate(0);
@@ -241,31 +273,25 @@ impl Journal {
         }
     }
 
-    /// Writes an annotation of a ConfigMap at the version that was read, and creates the ConfigMap if it does
+    /// Writes annotations of a ConfigMap at the version that was read, and creates the ConfigMap if it does
     /// not exist. Returns the new version.
-    async fn write_annotation(
+    async fn write_annotations(
         &self,
         index: usize,
-        name: &str,
-        value: &str,
+        annotations: &[(&str, &str)],
     ) -> Result<ResourceVersion, ApiError> {
         let target = self.shard_name(index);
         let collection = format!("/api/v1/namespaces/{}/configmaps", self.inner.namespace);
         let version = self.inner.state.lock().shards.get(index).and_then(|shard| shard.version);
         let response = match version {
             Some(version) => {
-                let metadata = json!({"resourceVersion": version.to_string(), "annotations": {name: value}});
+                let annotations: BTreeMap<_, _> = annotations.iter().copied().collect();
+                let metadata = json!({"resourceVersion": version.to_string(), "annotations": annotations});
                 let (path, body) = (format!("{collection}/{target}"), json!({"metadata": metadata}));
                 self.inner.writer.api().send_json_for_version(Method::PATCH, &path, &body, &target).await
             }
             None => {
-                let mut metadata = self.metadata(&target);
-                if let Some(metadata) = metadata.as_object_mut()
-                    && let Some(annotations) =
-                        metadata.entry("annotations").or_insert_with(|| json!({})).as_object_mut()
-                {
-                    annotations.insert(name.to_owned(), json!(value));
-                }
+                let metadata = self.metadata(&target, annotations);
                 let body = json!({"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata});
                 self.inner.writer.api().send_json_for_version(Method::POST, &collection, &body, &target).await
             }

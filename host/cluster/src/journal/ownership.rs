@@ -24,6 +24,8 @@ use super::config_map::SHARD_COUNT;
 /// Annotation with the owner: the name of a process and a random part, which is new each time that a process
 /// takes the journal. No process takes an annotation as its own because of the name of its host.
 pub(super) const OWNER: &str = "cofferdam.dev/journal-owner";
+/// Annotation with the epoch of the journal: a number that each take sets above those of all ConfigMaps.
+pub(super) const EPOCH: &str = "cofferdam.dev/journal-epoch";
 /// Annotation with the number of renewals.
 pub(super) const RENEWALS: &str = "cofferdam.dev/journal-renewals";
 /// Annotation of the first ConfigMap: the number of ConfigMaps that the owner has created, or is about to

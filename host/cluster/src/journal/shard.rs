@@ -12,7 +12,10 @@ use serde_json::{Value, json};
 use tokio::time::Instant;
 
 use super::{
-    config_map::{CONFIG_MAP, JOURNAL_LABEL, JOURNAL_LABEL_VALUE, NODE_ANNOTATION, SHARD_COUNT, shard_name},
+    config_map::{
+        CONFIG_MAP, FORMAT, FORMAT_ANNOTATION, JOURNAL_LABEL, JOURNAL_LABEL_VALUE, NODE_ANNOTATION,
+        SHARD_COUNT, shard_name,
+    },
     error::JournalError,
     intent::{Intent, InvalidIntent, validate},
     ownership::{OWNER, SHARDS},
@@ -23,6 +26,9 @@ use crate::{api::ApiError, events::ObjectReference};
 /// Error for a claim with an undecodable intent.
 pub(super) const UNDECODABLE_INTENT: &str =
     "the journal has an intent for this claim that this version cannot decode";
+
+/// Error for an intent without a ConfigMap of this version's format.
+pub(super) const OTHER_FORMAT: &str = "the journal's ConfigMaps have a format that this version cannot write";
 
 /// An intent's entry in its ConfigMap, from a live read.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -204,13 +210,26 @@ impl Journal {
         batch: &mut BTreeMap<Uid, ShardChange>,
     ) {
         let name = self.shard_name(index);
-        let Some(ShardContents { version, data, .. }) = contents else {
+        let Some(contents) = contents else {
             if let Some(shard) = self.inner.state.lock().shards.get_mut(index) {
                 shard.version = None;
                 shard.config_map_missing = true;
+                shard.is_other_format = false;
             }
             return;
         };
+        let is_other_format = self.is_other_format(&name, &contents);
+        if let Some(shard) = self.inner.state.lock().shards.get_mut(index) {
+            shard.is_other_format = is_other_format;
+        }
+        let ShardContents { version, data, .. } = contents;
+        if is_other_format {
+            self.merge_intents(index, version, Vec::new());
+            for uid in data.into_keys() {
+                self.reject_changes_of_undecodable(Uid::from(uid), index, batch);
+            }
+            return;
+        }
         let mut undecodable = Vec::new();
         let intents = data.into_iter().filter_map(|(uid, json)| {
             let intent = serde_json::from_str::<Intent>(&json).map_err(InvalidIntent::from);
@@ -235,6 +254,39 @@ impl Journal {
         self.merge_intents(index, version, intents);
         for uid in undecodable {
             self.reject_changes_of_undecodable(uid, index, batch);
+        }
+    }
+
+    /// Returns `true` if a newer version has written the ConfigMap in a format that this version does not
+    /// know, and logs it.
+    fn is_other_format(&self, name: &str, contents: &ShardContents) -> bool {
+        let Some(format) = contents.annotations.get(FORMAT_ANNOTATION) else { return false };
+        let is_other = format.parse() != Ok(FORMAT);
+        if is_other {
+            tracing::error!(
+                config_map = name,
+                intents = contents.data.len(),
+                "annotation {FORMAT_ANNOTATION} is {format:?}: this version reads format {FORMAT}; the \
+                 intents are kept, and a version that reads this format completes them"
+            );
+        }
+        is_other
+    }
+
+    /// Rejects new intents for the shard if its ConfigMap has another format.
+    pub(super) fn reject_puts_of_other_format(&self, index: usize, batch: &mut BTreeMap<Uid, ShardChange>) {
+        if !self.has_other_format(index) {
+            return;
+        }
+        let mut state = self.inner.state.lock();
+        let is_put = |_: &Uid, change: &mut ShardChange| matches!(change, ShardChange::Put { .. });
+        for (uid, change) in batch.extract_if(.., is_put) {
+            state.remove_intent(&uid);
+            if let ShardChange::Put { waiters, .. } = change {
+                for waiter in waiters {
+                    let _ = waiter.send(Err(JournalError::Unavailable(OTHER_FORMAT.to_owned())));
+                }
+            }
         }
     }
 
@@ -343,6 +395,11 @@ impl Journal {
         self.inner.state.lock().shards.get(index).is_some_and(|shard| shard.version.is_some())
     }
 
+    /// Returns `true` if the shard's ConfigMap has a format that this version does not know.
+    pub(super) fn has_other_format(&self, index: usize) -> bool {
+        self.inner.state.lock().shards.get(index).is_some_and(|shard| shard.is_other_format)
+    }
+
     pub(super) fn invalidate(&self, index: usize) {
         if let Some(shard) = self.inner.state.lock().shards.get_mut(index) {
             shard.version = None;
@@ -370,19 +427,22 @@ impl Journal {
     }
 
     /// Metadata of a new ConfigMap.
-    pub(super) fn metadata(&self, name: &str) -> Value {
-        let mut metadata = json!({
+    pub(super) fn metadata(&self, name: &str, annotations: &[(&str, &str)]) -> Value {
+        let format = FORMAT.to_string();
+        let mut annotations: BTreeMap<_, _> = annotations.iter().copied().collect();
+        annotations.insert(FORMAT_ANNOTATION, &format);
+        if let Some(node) = &self.inner.node {
+            annotations.insert(NODE_ANNOTATION, node.as_str());
+        }
+        json!({
             "name": name,
             "namespace": self.inner.namespace,
             "labels": {
                 "app.kubernetes.io/managed-by": "cofferdam",
                 JOURNAL_LABEL: JOURNAL_LABEL_VALUE,
             },
-        });
-        if let (Some(node), Some(metadata)) = (&self.inner.node, metadata.as_object_mut()) {
-            metadata.insert("annotations".to_owned(), json!({NODE_ANNOTATION: node}));
-        }
-        metadata
+            "annotations": annotations,
+        })
     }
 
     pub(super) fn shard_name(&self, index: usize) -> String {

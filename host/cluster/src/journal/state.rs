@@ -15,7 +15,12 @@ use tokio::{
 };
 
 use super::{
-    config_map::SHARD_COUNT, error::JournalError, intent::Intent, loss::LossReports, ownership::Ownership,
+    commit::MAX_SHARD_INTENTS,
+    config_map::SHARD_COUNT,
+    error::JournalError,
+    intent::{Intent, MAX_SHARD_BYTES},
+    loss::LossReports,
+    ownership::Ownership,
 };
 use crate::{metrics::Metrics, writer::Writer};
 
@@ -71,6 +76,14 @@ impl TrackedIntent {
     }
 }
 
+/// The part of a journal that some intents use.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Usage {
+    pub(super) intents: usize,
+    /// Bytes of the keys and the JSON.
+    pub(super) bytes: usize,
+}
+
 #[derive(Default)]
 pub(super) struct Shard {
     /// Last observed version of the ConfigMap; `None` if the ConfigMap does not exist or must be read first.
@@ -79,6 +92,8 @@ pub(super) struct Shard {
     pub(super) highest_version: ResourceVersion,
     /// True if a read returned that the ConfigMap does not exist.
     pub(super) config_map_missing: bool,
+    /// True if the ConfigMap has a format that this version does not know: it takes no new intent.
+    pub(super) is_other_format: bool,
     /// Number of decodable intents, including those that are not yet durable.
     pub(super) intent_count: usize,
     /// Bytes of the keys and the JSON of these intents.
@@ -130,6 +145,27 @@ impl State {
             shard.bytes = shard.bytes.saturating_sub(tracked.size);
         }
         Some(tracked)
+    }
+
+    /// Number and bytes of the intents that match.
+    pub(super) fn usage(&self, matches: impl Fn(&TrackedIntent) -> bool) -> Usage {
+        let matching = self.intents.values().filter(|tracked| matches(tracked));
+        matching.fold(Usage::default(), |usage, tracked| Usage {
+            intents: usage.intents.saturating_add(1),
+            bytes: usage.bytes.saturating_add(tracked.size),
+        })
+    }
+
+    /// Returns `true` if a new intent of this size is within the share of its namespace: half of what the
+    /// intents of other namespaces leave free. A tenant whose requests have an unknown result therefore does
+    /// not stop those of others, and two such tenants do not either.
+    pub(super) fn has_share(&self, intent: &Intent, size: usize) -> bool {
+        let namespace = &intent.claim.namespace;
+        let own = self.usage(|tracked| tracked.intent.claim.namespace == *namespace);
+        let others = self.usage(|tracked| tracked.intent.claim.namespace != *namespace);
+        let share = |limit: usize, others: usize| (limit * SHARD_COUNT).saturating_sub(others) / 2;
+        own.intents < share(MAX_SHARD_INTENTS, others.intents)
+            && own.bytes.saturating_add(size) <= share(MAX_SHARD_BYTES, others.bytes)
     }
 
     /// Restores the size of an intent after a failed replacement.

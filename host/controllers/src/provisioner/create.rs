@@ -115,7 +115,7 @@ impl Provisioner {
                 recorder.record(StepResult::Applied, "writes the mended request to the journal", elapsed);
                 Ok(())
             }
-            Err(error @ JournalError::Full(_)) => {
+            Err(error @ (JournalError::Full(_) | JournalError::NamespaceFull { .. })) => {
                 recorder.record(StepResult::Failed, error.to_string(), elapsed);
                 Err(None)
             }
