@@ -5,6 +5,7 @@ use std::{collections::HashMap, future::pending, path::Path, sync::Arc, time::Du
 
 use cofferdam_cluster::{
     api::ApiClient,
+    journal::LostJournals,
     leader_election::{LeaderElector, LeaderHealth, LeaseCandidate, sanitize_name, with_random_part},
     leadership::{Leadership, TermSender},
     metrics::Metrics,
@@ -13,7 +14,7 @@ use cofferdam_cluster::{
 use cofferdam_controllers::table;
 use cofferdam_domain::{DriverName, term::Term};
 use futures::future::{join_all, select_all};
-use tokio::time::timeout;
+use tokio::{sync::watch, time::timeout};
 use tokio_util::sync::CancellationToken;
 
 use crate::{
@@ -109,22 +110,32 @@ impl LeaderElection {
     }
 
     /// Competes for the Leases until `work` has ended, then releases those that it holds. `work` works in the
-    /// terms of [`LeaderElection::leadership`].
-    pub(crate) async fn lead<T>(self, work: impl Future<Output = T>) -> T {
+    /// terms of [`LeaderElection::leadership`]. A journal that another process takes ends the term: two
+    /// processes lead, or one works without leader election.
+    pub(crate) async fn lead<T>(
+        self,
+        lost_journals: watch::Receiver<LostJournals>,
+        work: impl Future<Output = T>,
+    ) -> T {
         let work_ended = CancellationToken::new();
         let guarded_work = async {
             let result = work.await;
             work_ended.cancel();
             result
         };
-        tokio::join!(guarded_work, self.campaign(&work_ended)).0
+        tokio::join!(guarded_work, self.campaign(&work_ended, lost_journals)).0
     }
 
-    async fn campaign(self, work_ended: &CancellationToken) {
+    async fn campaign(
+        self,
+        work_ended: &CancellationToken,
+        mut lost_journals: watch::Receiver<LostJournals>,
+    ) {
         let Self { mut electors, terms, leadership: _ } = self;
         while !work_ended.is_cancelled() {
             let held = acquire_all(&mut electors, work_ended).await;
             if held == electors.len() {
+                let known_losses = lost_journals.borrow_and_update().clone();
                 terms
                     .begin(Term::first_to_end(&electors.iter().map(LeaderElector::term).collect::<Vec<_>>()));
                 let renewals = electors.iter_mut().map(|elector| Box::pin(elector.renew()));
@@ -133,6 +144,13 @@ impl LeaderElection {
                     (lost, ..) = select_all(renewals) => {
                         terms.end();
                         tracing::warn!("{lost}; this process stops work, and competes for the lease again");
+                    }
+                    (driver, rival) = wait_new_loss(&known_losses, &mut lost_journals) => {
+                        terms.end();
+                        tracing::warn!(
+                            "process {rival} has taken the intent journal of driver {driver} from this leader; \
+                             this process stops work, and competes for the lease again"
+                        );
                     }
                     () = work_ended.cancelled() => terms.end(),
                 }
@@ -144,6 +162,28 @@ impl LeaderElection {
                     "cannot release the leases within {RELEASE_TIMEOUT:?}: they expire after their lease duration"
                 );
             }
+        }
+    }
+}
+
+/// Waits for the loss of a journal that is not one of `known`: those of earlier terms may still be reported.
+/// Each take has another name of the process.
+async fn wait_new_loss(
+    known: &LostJournals,
+    lost_journals: &mut watch::Receiver<LostJournals>,
+) -> (DriverName, String) {
+    let is_new = |(driver, rival): &(&DriverName, &String)| known.get(driver) != Some(rival);
+    loop {
+        let loss = lost_journals
+            .borrow_and_update()
+            .iter()
+            .find(is_new)
+            .map(|(driver, rival)| (driver.clone(), rival.clone()));
+        if let Some(loss) = loss {
+            return loss;
+        }
+        if lost_journals.changed().await.is_err() {
+            return pending().await;
         }
     }
 }
@@ -207,6 +247,8 @@ fn namespace_of_pod(file: &Path) -> String {
 
 #[cfg(test)]
 mod tests {
+    use futures::FutureExt as _;
+
     use super::*;
     use crate::config::CliValues;
 
@@ -264,6 +306,21 @@ mod tests {
             let found = is_off_by_node_name(&resolved.configuration, &environment);
             assert_eq!(found, off_by_node_name, "{host:?} {flag:?} {node:?}");
         }
+    }
+
+    #[tokio::test]
+    async fn only_a_new_loss_of_a_journal_ends_a_term() {
+        let loss = |rival: &str| LostJournals::from([("array.example.com".into(), rival.to_owned())]);
+        let (sender, mut receiver) = watch::channel(loss("first-1"));
+        let known = loss("first-1");
+        assert!(wait_new_loss(&known, &mut receiver).now_or_never().is_none());
+        sender.send_replace(LostJournals::new());
+        assert!(wait_new_loss(&known, &mut receiver).now_or_never().is_none());
+        sender.send_replace(loss("first-2"));
+        let (driver, rival) = wait_new_loss(&known, &mut receiver).await;
+        assert_eq!((driver.as_str(), rival.as_str()), ("array.example.com", "first-2"));
+        drop(sender);
+        assert!(wait_new_loss(&loss("first-2"), &mut receiver).now_or_never().is_none());
     }
 
     #[test]

@@ -71,8 +71,10 @@ impl Workload {
         let roles = async {
             match (controllers, leader_election) {
                 (Some(controllers), Some(election)) => {
-                    let leadership = election.leadership();
-                    election.lead(controllers.run_while_leading(stop.clone(), leadership)).await?;
+                    let (leadership, lost_journals) = (election.leadership(), controllers.lost_journals());
+                    election
+                        .lead(lost_journals, controllers.run_while_leading(stop.clone(), leadership))
+                        .await?;
                 }
                 (Some(controllers), None) => controllers.run(stop.clone()).await?,
                 (None, _) => stop.cancelled().await,

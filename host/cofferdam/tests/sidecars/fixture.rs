@@ -187,7 +187,7 @@ impl Fixture {
         self.send(http::Method::POST, path, &object, "application/json").await;
     }
 
-    async fn patch(&self, path: &str, patch: Value) {
+    pub(crate) async fn patch(&self, path: &str, patch: Value) {
         self.send(http::Method::PATCH, path, &patch, "application/merge-patch+json").await;
     }
 

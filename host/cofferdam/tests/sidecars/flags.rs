@@ -121,6 +121,25 @@ async fn flags_of_leader_election_are_those_of_the_lease() {
     until("the loss of the Lease", lost).await;
 }
 
+/// A leader that another process deprives of the journal gives up its Lease, and leads again.
+#[tokio::test]
+async fn a_leader_that_loses_its_journal_begins_another_term() {
+    let fixture = Fixture::start(Behavior::default()).await;
+    let leases = ["--leader-election", "--leader-election-namespace=storage"];
+    let process = fixture.start_sidecar("csi-provisioner", &leases);
+    fixture.create_claim("first").await;
+    fixture.wait_for_calls("CreateVolume", 1).await;
+    let rival = json!({"metadata": {"annotations": {"cofferdam.dev/journal-owner": "rival-1"}}});
+    fixture.patch("/api/v1/namespaces/default/configmaps/cofferdam-intents-existing.example-0", rival).await;
+    // The next write to the journal finds the rival.
+    fixture.create_claim("second").await;
+    fixture.wait_for_calls("CreateVolume", 2).await;
+    let log = process.log();
+    assert!(log.contains("rival-1 has taken the intent journal of driver existing.example"), "{log}");
+    let lease = fixture.get(LEASE).await;
+    assert!(lease["spec"]["leaseTransitions"].as_u64().is_some_and(|count| count > 0), "{lease}");
+}
+
 /// A page, and the status code that is expected.
 async fn assert_pages(port: u16, pages: &[(&str, u16)], flags: &[&str]) {
     for (path, expected) in pages {
