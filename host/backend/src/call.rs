@@ -14,6 +14,7 @@ use cofferdam_domain::{
     },
     term::{Permit, PermitSource as _, Term, TermEnded},
 };
+use parking_lot::Mutex;
 use tokio::{
     sync::{Semaphore, SemaphorePermit},
     time::{Instant, timeout_at},
@@ -402,7 +403,7 @@ pub fn is_deletion_in_doubt(in_flight: &InFlightTable, handle: &VolumeHandle) ->
 #[derive(Debug)]
 pub struct CallRunner {
     /// Secrets that the operator configured for every call.
-    secrets: Secrets,
+    secrets: Mutex<Secrets>,
     /// Maximum duration of a call; a caller's deadline may be shorter.
     timeout: Duration,
     in_flight: InFlightTable,
@@ -412,7 +413,7 @@ pub struct CallRunner {
 impl CallRunner {
     /// A runner with an empty operation table.
     pub fn new(secrets: Secrets, timeout: Duration, metrics: CallMetrics) -> Self {
-        Self { secrets, timeout, in_flight: InFlightTable::default(), metrics }
+        Self { secrets: Mutex::new(secrets), timeout, in_flight: InFlightTable::default(), metrics }
     }
 
     /// The table of the driver's operations that are running or in doubt.
@@ -422,7 +423,12 @@ impl CallRunner {
 
     /// Secrets of a call, with those configured for the driver.
     pub fn secrets(&self, call: &Call) -> Secrets {
-        self.secrets.merged_with(&call.secrets)
+        self.secrets.lock().merged_with(&call.secrets)
+    }
+
+    /// Replaces the secrets that the operator configured. Calls that have started keep theirs.
+    pub fn replace_secrets(&self, secrets: Secrets) {
+        *self.secrets.lock() = secrets;
     }
 
     /// Runs one call that started at `started`:

@@ -10,7 +10,7 @@ use tokio::{
 use wasmtime_wasi::I32Exit;
 
 use crate::{
-    capabilities::SharedCapabilities,
+    capabilities::{SharedCapabilities, pool::config::PoolConfig, state::StateConfig},
     component::CompiledComponent,
     convert,
     cpu_scheduler::CpuScheduler,
@@ -37,8 +37,11 @@ pub(crate) struct SharedState {
     pub(crate) secrets: Secrets,
     /// True if calls may have further secrets of their caller.
     pub(crate) class_secrets: bool,
+    /// The configuration of the `state` import, and of the pool.
+    pub(crate) state_config: StateConfig,
+    pub(crate) pool_config: Option<PoolConfig>,
     /// The backend's share of the instance slots.
-    pub(crate) instance_quota: InstanceQuota,
+    pub(crate) instance_quota: Arc<InstanceQuota>,
     /// Scheduler of CPU-bound calls.
     pub(crate) cpu_scheduler: CpuScheduler,
 }

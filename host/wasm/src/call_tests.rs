@@ -57,7 +57,9 @@ async fn shared_state_with_panicking_import(engine: &Engine) -> Arc<SharedState>
         limits: Limits::default(),
         secrets: Secrets::default(),
         class_secrets: false,
-        instance_quota: crate::instance_pool::InstanceQuota::new(Arc::default()),
+        state_config: StateConfig::default(),
+        pool_config: None,
+        instance_quota: Arc::new(crate::instance_pool::InstanceQuota::new(Arc::default())),
         cpu_scheduler: engine.inner.new_cpu_scheduler(),
     })
 }

@@ -36,6 +36,7 @@ mod instance_pool;
 mod limits;
 mod loader;
 mod metrics;
+mod reload;
 mod usage;
 mod wasi;
 
@@ -53,4 +54,5 @@ pub use inspect::ComponentInterfaces;
 pub use limits::Limits;
 pub use loader::{BackendConfig, ComponentInfo, ComponentSource};
 pub use metrics::WasmMetrics;
+pub use reload::ReloadError;
 pub use usage::CallUsage;

@@ -40,6 +40,7 @@ use crate::{
     inspect::ComponentInterfaces,
     instance_pool::{self, InstanceQuota},
     limits::Limits,
+    reload::{self, ReloadError},
 };
 use cofferdam_backend::{
     CallContext, Redactor,
@@ -170,7 +171,9 @@ impl Engine {
             limits,
             secrets: Secrets::default(),
             class_secrets: false,
-            instance_quota: slots,
+            state_config: StateConfig::default(),
+            pool_config: None,
+            instance_quota: Arc::new(slots),
             cpu_scheduler,
         });
         describe(&name, &self.inner, &shared_state).await
@@ -221,6 +224,51 @@ impl Engine {
         config: BackendConfig,
         faults: FaultPlan,
     ) -> Result<Arc<WasmBackend>, LoadError> {
+        let name = source.name();
+        let shared_state = self.shared_state(source, config, faults, None).await?;
+        describe_and_probe(&name, Arc::clone(&self.inner), Arc::new(shared_state)).await
+    }
+
+    /// Loads a component for the next calls of a backend; calls that run end with the former component. The
+    /// backend keeps its sessions, state, pool, operations, circuit breaker and description.
+    ///
+    /// # Errors
+    ///
+    /// [`ReloadError`]. The backend then continues with the former component and configuration.
+    pub async fn reload(
+        &self,
+        backend: &WasmBackend,
+        source: ComponentSource,
+        config: BackendConfig,
+    ) -> Result<(), ReloadError> {
+        let name = source.name();
+        let former = backend.shared_state();
+        reload::check_config(&name, &former, &config)?;
+        let secrets = config.secrets.clone();
+        let faults = former.capabilities.faults.clone();
+        let shared_state = Arc::new(self.shared_state(source, config, faults, Some(&former)).await?);
+        let description = describe(&name, &self.inner, &shared_state).await?;
+        reload::check_compatible(&name, backend, &shared_state, &description)?;
+        let readiness = probe(&name, &self.inner, &shared_state, &description).await?;
+        if let Readiness::NotReady(reason) = &readiness
+            && reload::is_ready(backend).await
+        {
+            return Err(ReloadError::NotReady { name, reason: reason.clone() });
+        }
+        log_loaded(&shared_state, &description, &readiness);
+        backend.replace(shared_state, secrets);
+        Ok(())
+    }
+
+    /// Compiles and checks a component, and opens what its imports use. A backend that is loaded again keeps
+    /// the stores of `former`.
+    async fn shared_state(
+        &self,
+        source: ComponentSource,
+        config: BackendConfig,
+        faults: FaultPlan,
+        former: Option<&SharedState>,
+    ) -> Result<SharedState, LoadError> {
         let grants = config.effective_grants();
         let BackendConfig { sha256, settings, secrets, class_secrets, grants: _, http, limits, state, pool } =
             config;
@@ -243,28 +291,46 @@ impl Engine {
         let policy = policy
             .map_err(join_error(&name, "reading certificates"))?
             .map_err(|error| origin_error(&name, error))?;
-        let state = open_state(&name, state, limits.state_bytes).await?;
-        let pool = open_pool(&name, pool).await?;
+        let kept = former.map(|former| former.capabilities.clone());
+        let (session, state_store, pool_store, pool_workers) = match kept {
+            Some(SharedCapabilities { session, state, pool, pool_workers, .. }) => {
+                (session, state, pool, pool_workers)
+            }
+            None => (
+                Arc::new(session::SessionStore::new(&limits)),
+                Arc::new(open_state(&name, state.clone(), limits.state_bytes).await?),
+                open_pool(&name, pool.clone()).await?.map(Arc::new),
+                Workers::default(),
+            ),
+        };
         let capabilities = SharedCapabilities {
-            session: Arc::new(session::SessionStore::new(&limits)),
+            session,
             http: Arc::new(HttpClient::new(policy, &limits, Arc::new(connect::SystemResolver))),
             settings: Arc::new(settings),
-            state: Arc::new(state),
-            pool: pool.map(Arc::new),
-            pool_workers: Workers::default(),
+            state: state_store,
+            pool: pool_store,
+            pool_workers,
             faults,
         };
-        let shared_state = Arc::new(SharedState {
+        let (instance_quota, cpu_scheduler) = match former {
+            Some(former) => (Arc::clone(&former.instance_quota), former.cpu_scheduler.clone()),
+            None => (
+                Arc::new(InstanceQuota::new(Arc::clone(&self.inner.instance_pool))),
+                self.inner.new_cpu_scheduler(),
+            ),
+        };
+        Ok(SharedState {
             engine: self.inner.wasm.clone(),
             compiled,
             capabilities,
             limits,
             secrets,
             class_secrets,
-            instance_quota: InstanceQuota::new(Arc::clone(&self.inner.instance_pool)),
-            cpu_scheduler: self.inner.new_cpu_scheduler(),
-        });
-        describe_and_probe(&name, Arc::clone(&self.inner), shared_state).await
+            state_config: state,
+            pool_config: pool,
+            instance_quota,
+            cpu_scheduler,
+        })
     }
 }
 
@@ -519,24 +585,36 @@ async fn describe_and_probe(
     inner: Arc<EngineInner>,
     shared_state: Arc<SharedState>,
 ) -> Result<Arc<WasmBackend>, LoadError> {
-    let digest = shared_state.compiled.digest;
     let description = describe(name, &inner, &shared_state).await?;
+    let readiness = probe(name, &inner, &shared_state, &description).await?;
+    log_loaded(&shared_state, &description, &readiness);
+    Ok(Arc::new(WasmBackend::new(inner, shared_state, description)))
+}
+
+/// Calls a component's `probe`.
+async fn probe(
+    name: &str,
+    inner: &EngineInner,
+    shared_state: &Arc<SharedState>,
+    description: &Description,
+) -> Result<Readiness, LoadError> {
     let metrics = inner.metrics.driver_metrics(&description.name);
     shared_state.capabilities.session.set_metrics(metrics.session_metrics());
     shared_state.capabilities.http.set_metrics(metrics.http_metrics());
     let (readiness, redactor) =
-        initial_call(name, &inner, &shared_state, "identity.probe", exports::probe()).await?;
-    match convert::readiness(readiness, &redactor) {
-        Readiness::Ready => {
-            let (driver, version) = (&description.name, printable(&description.version));
-            tracing::info!(%driver, version, %digest, "backend loaded");
-        }
+        initial_call(name, inner, shared_state, "identity.probe", exports::probe()).await?;
+    Ok(convert::readiness(readiness, &redactor))
+}
+
+fn log_loaded(shared_state: &SharedState, description: &Description, readiness: &Readiness) {
+    let digest = shared_state.compiled.digest;
+    let (driver, version) = (&description.name, printable(&description.version));
+    match readiness {
+        Readiness::Ready => tracing::info!(%driver, version, %digest, "backend loaded"),
         Readiness::NotReady(reason) => {
-            let driver = &description.name;
             tracing::warn!(%driver, %digest, reason, "backend loaded; it reports that it is not ready");
         }
     }
-    Ok(Arc::new(WasmBackend::new(inner, shared_state, description)))
 }
 
 #[cfg(test)]

@@ -11,7 +11,7 @@ use std::{
 
 use cofferdam_domain::{
     DriverName,
-    storage::{Description, StorageError},
+    storage::{Description, Secrets, StorageError},
 };
 use tokio::time::Instant;
 use tracing::Instrument as _;
@@ -37,7 +37,11 @@ pub struct WasmBackend {
 
 struct BackendInner {
     engine: Arc<EngineInner>,
-    shared_state: Arc<SharedState>,
+    /// The component that serves the next call.
+    shared_state: std::sync::Mutex<Arc<SharedState>>,
+    /// The imports and exports of the component that was loaded first: a component that replaces it has the
+    /// same abilities.
+    interfaces: ComponentInterfaces,
     description: Description,
     runner: CallRunner,
     concurrency: ConcurrencyLimit,
@@ -81,7 +85,8 @@ impl WasmBackend {
             )),
             metrics,
             engine,
-            shared_state,
+            interfaces: shared_state.compiled.interfaces.clone(),
+            shared_state: std::sync::Mutex::new(shared_state),
             description,
             last_usage: std::sync::Mutex::default(),
         };
@@ -94,8 +99,8 @@ impl WasmBackend {
     /// and their limit, and all that the imports store, also sessions.
     #[must_use]
     pub fn second_process(&self) -> Arc<Self> {
-        let BackendInner { engine, shared_state: parts, description, .. } = &*self.inner;
-        Arc::new(Self::new(Arc::clone(engine), Arc::clone(parts), description.clone()))
+        let BackendInner { engine, description, .. } = &*self.inner;
+        Arc::new(Self::new(Arc::clone(engine), self.shared_state(), description.clone()))
     }
 
     /// The driver's name.
@@ -105,12 +110,24 @@ impl WasmBackend {
 
     /// SHA-256 of the component.
     pub fn digest(&self) -> Digest {
-        self.inner.shared_state.compiled.digest
+        self.shared_state().compiled.digest
     }
 
-    /// The component's imports and exports.
+    /// The imports and exports of the component that was loaded first.
     pub fn interfaces(&self) -> &ComponentInterfaces {
-        &self.inner.shared_state.compiled.interfaces
+        &self.inner.interfaces
+    }
+
+    /// The component that serves the next call.
+    pub(crate) fn shared_state(&self) -> Arc<SharedState> {
+        self.inner.shared_state()
+    }
+
+    /// Replaces the component and the configured secrets, for the next call.
+    pub(crate) fn replace(&self, shared_state: Arc<SharedState>, secrets: Secrets) {
+        self.inner.metrics.set_limits(&shared_state.limits);
+        self.inner.runner.replace_secrets(secrets);
+        *self.inner.shared_state.lock().unwrap_or_else(PoisonError::into_inner) = shared_state;
     }
 
     /// Resource usage of the last finished call that reached the guest; all zero before the first. The calls
@@ -122,13 +139,13 @@ impl WasmBackend {
     /// Keys that the backend stores through its `state` import, sorted. Empty, with a warning in the log, if
     /// the state file cannot be read.
     pub fn state_keys(&self) -> Vec<String> {
-        self.inner.shared_state.capabilities.state.keys()
+        self.shared_state().capabilities.state.keys()
     }
 
     /// Number of entries that the backend stores through its `state` import, and their bytes as counted
     /// against the limit `state-bytes`.
     pub fn state_usage(&self) -> (usize, usize) {
-        self.inner.shared_state.capabilities.state.usage()
+        self.shared_state().capabilities.state.usage()
     }
 
     /// Runs a call in a task of its own. The task continues when the caller drops the future. Until the guest
@@ -150,7 +167,7 @@ impl WasmBackend {
             async move {
                 let BackendInner { runner, concurrency, .. } = &*backend;
                 let result = runner.run(started, call, spec, concurrency, exchange, function).await;
-                backend.metrics.set_state_usage(backend.shared_state.capabilities.state.usage());
+                backend.metrics.set_state_usage(backend.shared_state().capabilities.state.usage());
                 result
             }
         };
@@ -167,6 +184,10 @@ impl WasmBackend {
 }
 
 impl BackendInner {
+    fn shared_state(&self) -> Arc<SharedState> {
+        Arc::clone(&self.shared_state.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+
     fn breaker(&self) -> std::sync::MutexGuard<'_, Breaker> {
         self.breaker.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -199,7 +220,7 @@ impl<T> GuestExchange<T> {
 
     /// Checks that the backend may have the secrets that the caller passed.
     fn checking_secrets(self, call: &Call) -> Self {
-        let is_granted = self.backend.shared_state.class_secrets;
+        let is_granted = self.backend.shared_state().class_secrets;
         Self { has_denied_secrets: !is_granted && !call.secrets.is_empty(), ..self }
     }
 }
@@ -221,7 +242,8 @@ impl<T: Send + 'static> Exchange for GuestExchange<T> {
         }
         let backend = Arc::clone(&self.backend);
         // Before `reached`: a call without an instance has no effect.
-        let _instance_permit = backend.shared_state.acquire_instance(context.deadline).await?;
+        let shared_state = backend.shared_state();
+        let _instance_permit = shared_state.acquire_instance(context.deadline).await?;
         let now = Instant::now();
         // The permit may have become free at the deadline.
         if now >= context.deadline {
@@ -233,8 +255,7 @@ impl<T: Send + 'static> Exchange for GuestExchange<T> {
             self.breaker_permit = Some(readmission.map_err(CallFailure::CircuitOpen)?);
         }
         let permit = context.begin()?;
-        let shared_state = Arc::clone(&backend.shared_state);
-        let outcome = call::run(permit, shared_state, context, self.method, function).await;
+        let outcome = call::run(permit, Arc::clone(&shared_state), context, self.method, function).await;
         if let Some(usage) = outcome.usage {
             backend.metrics.observe_usage(&usage);
             *backend.last_usage.lock().unwrap_or_else(PoisonError::into_inner) = usage;

@@ -1,0 +1,141 @@
+//! What a component that is loaded in place of another one may change.
+
+use cofferdam_backend::{Backend as _, Call};
+use cofferdam_domain::storage::{Ability, Description, Readiness};
+
+use crate::{
+    backend::WasmBackend, call::SharedState, error::LoadError, limits::Limits, loader::BackendConfig,
+};
+
+/// The reason why a component was not loaded in place of another one.
+#[derive(Debug, thiserror::Error)]
+pub enum ReloadError {
+    /// The component cannot be loaded.
+    #[error(transparent)]
+    Load(#[from] LoadError),
+    /// The configuration changes what belongs to the process, not to the component.
+    #[error("{name}: a change of `{key}` needs a restart")]
+    Config {
+        /// The component.
+        name: String,
+        /// The key of the backend's section.
+        key: &'static str,
+    },
+    /// The component describes another driver, or the same one with other properties.
+    #[error("{name}: the {property} is {found}; a change from {running} needs a restart")]
+    Description {
+        /// The component.
+        name: String,
+        /// The property.
+        property: &'static str,
+        /// Its value.
+        found: String,
+        /// The value of the running component.
+        running: String,
+    },
+    /// The component is not ready, and the running one is. The same component may be ready later.
+    #[error("{name}: is not ready, and the running component is: {reason}")]
+    NotReady {
+        /// The component.
+        name: String,
+        /// The reason that the component gives.
+        reason: String,
+    },
+    /// The component lacks abilities of the running one.
+    #[error("{name}: lacks {}, which the running component exports; this change needs a restart", list(.abilities))]
+    AbilitiesLost {
+        /// The component.
+        name: String,
+        /// The abilities.
+        abilities: Vec<Ability>,
+    },
+}
+
+fn list(abilities: &[Ability]) -> String {
+    abilities.iter().map(|ability| format!("`{ability}`")).collect::<Vec<_>>().join(", ")
+}
+
+/// Returns `true` if the running component reports that it is ready.
+pub(crate) async fn is_ready(backend: &WasmBackend) -> bool {
+    let call = Call::with_deadline(backend.shared_state().limits.deadline());
+    matches!(backend.probe(call).await, Ok(Readiness::Ready))
+}
+
+/// Checks that the process can change to the configuration.
+///
+/// # Errors
+/// [`ReloadError::Config`]
+pub(crate) fn check_config(
+    name: &str,
+    former: &SharedState,
+    config: &BackendConfig,
+) -> Result<(), ReloadError> {
+    type Property = fn(&Limits) -> u64;
+    /// Limits of what the components of a backend share.
+    const SHARED: [(&str, Property); 8] = [
+        ("deadline-ms", |limits| limits.deadline_ms),
+        ("concurrent-calls", |limits| limits.concurrent_calls as u64),
+        ("queued-calls", |limits| limits.queued_calls as u64),
+        ("breaker-failures", |limits| limits.breaker_failures.into()),
+        ("breaker-pause-ms", |limits| limits.breaker_pause_ms),
+        ("state-bytes", |limits| limits.state_bytes as u64),
+        ("session-keys", |limits| limits.session_keys as u64),
+        ("session-ttl-ms", |limits| limits.session_ttl_ms),
+    ];
+    let limit = SHARED.iter().find(|(_, value)| value(&former.limits) != value(&config.limits));
+    let stores =
+        [("state", former.state_config != config.state), ("pool", former.pool_config != config.pool)];
+    let store = stores.into_iter().find_map(|(key, is_changed)| is_changed.then_some(key));
+    match limit.map(|(key, _)| *key).or(store) {
+        Some(key) => Err(ReloadError::Config { name: name.to_owned(), key }),
+        None => Ok(()),
+    }
+}
+
+/// Checks that a component can take the calls of a running backend. Abilities that it has gained are not used
+/// before a restart.
+///
+/// # Errors
+/// [`ReloadError::Description`] or [`ReloadError::AbilitiesLost`]
+pub(crate) fn check_compatible(
+    name: &str,
+    backend: &WasmBackend,
+    loaded: &SharedState,
+    found: &Description,
+) -> Result<(), ReloadError> {
+    let abilities = &loaded.compiled.interfaces.abilities;
+    let lost: Vec<_> = backend.abilities().difference(abilities).copied().collect();
+    if !lost.is_empty() {
+        return Err(ReloadError::AbilitiesLost { name: name.to_owned(), abilities: lost });
+    }
+    let running = backend.description();
+    let kept_features: Vec<_> =
+        running.features.iter().filter(|feature| found.features.contains(feature)).collect();
+    let properties = [
+        ("driver name", found.name.to_string(), running.name.to_string()),
+        ("placement", format!("{:?}", found.placement), format!("{:?}", running.placement)),
+        (
+            "list of topology keys",
+            format!("{:?}", found.topology_keys),
+            format!("{:?}", running.topology_keys),
+        ),
+        (
+            "number of volumes per node",
+            format!("{:?}", found.volumes_per_node),
+            format!("{:?}", running.volumes_per_node),
+        ),
+        // Features that the component has gained are not used before a restart.
+        ("list of known features", format!("{kept_features:?}"), format!("{:?}", running.features)),
+    ];
+    if let Some((property, found, running)) =
+        properties.into_iter().find(|(_, found, running)| found != running)
+    {
+        return Err(ReloadError::Description { name: name.to_owned(), property, found, running });
+    }
+    let gained: Vec<_> = abilities.difference(backend.abilities()).copied().collect();
+    if !gained.is_empty() {
+        let driver = &running.name;
+        tracing::warn!(%driver, "the use of {} needs a restart", list(&gained));
+    }
+    Ok(())
+}
