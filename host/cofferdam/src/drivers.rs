@@ -126,16 +126,20 @@ impl DriverLoader {
     }
 
     async fn load(&self, name: &str, section: &BackendSection) -> Result<Arc<WasmBackend>, CommandError> {
-        let source = match &section.file {
-            Some(file) => ComponentSource::File(file.clone()),
-            // The configuration rejects a driver without a file and without a built-in component.
-            None => ComponentSource::Bytes {
-                name: name.to_owned(),
-                bytes: carried_component(name).unwrap_or_default(),
-            },
-        };
-        let result = self.engine.load(source, backend_config(name, section)?).await;
+        let result = self.engine.load(component_source(name, section), backend_config(name, section)?).await;
         result.map_err(|source| CommandError::Backend { name: name.to_owned(), source: source.into() })
+    }
+}
+
+/// Location of a section's component.
+pub(crate) fn component_source(name: &str, section: &BackendSection) -> ComponentSource {
+    match &section.file {
+        Some(file) => ComponentSource::File(file.clone()),
+        // The configuration rejects a driver without a file and without a built-in component.
+        None => ComponentSource::Bytes {
+            name: name.to_owned(),
+            bytes: carried_component(name).unwrap_or_default(),
+        },
     }
 }
 
@@ -169,7 +173,7 @@ pub(crate) fn csi_config(
 }
 
 /// Reads the secrets of every call from their files.
-fn read_secrets(name: &str, section: &BackendSection) -> Result<Secrets, CommandError> {
+pub(crate) fn read_secrets(name: &str, section: &BackendSection) -> Result<Secrets, CommandError> {
     let secret = |(secret, file): (&String, &PathBuf)| match read_secret(file) {
         Ok(text) => Ok((secret.clone(), Secret::new(text))),
         Err(source) => Err(CommandError::Secret { backend: name.to_owned(), secret: secret.clone(), source }),

@@ -12,6 +12,7 @@ mod host_name;
 mod leader_election;
 mod logging;
 mod process_metrics;
+mod reload;
 mod rights;
 mod roles;
 mod secret;

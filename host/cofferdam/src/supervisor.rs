@@ -13,6 +13,7 @@ use tokio_util::sync::CancellationToken;
 use crate::{
     error::CommandError,
     leader_election::LeaderElection,
+    reload::Reloader,
     roles::{csi_server, node::RunningNodeRoles},
     signals::{ProcessOutcome, Signals},
     telemetry::{RunningTelemetry, TelemetryEndpoint, TelemetryState},
@@ -36,6 +37,8 @@ pub(crate) struct Workload {
     pub(crate) servers: Vec<(String, Server)>,
     /// Node roles.
     pub(crate) node_roles: Option<RunningNodeRoles>,
+    /// Takes over changes of the configuration.
+    pub(crate) reloader: Option<Reloader>,
 }
 
 impl Workload {
@@ -67,7 +70,7 @@ impl Workload {
     /// Runs until `stop`. If one part ends earlier, with or without an error, all others end too: a partly
     /// running process would look healthy and would not be restarted.
     async fn run(self, stop: CancellationToken) -> Result<(), CommandError> {
-        let Self { controllers, leader_election, servers, node_roles } = self;
+        let Self { controllers, leader_election, servers, node_roles, reloader } = self;
         let roles = async {
             match (controllers, leader_election) {
                 (Some(controllers), Some(election)) => {
@@ -89,7 +92,13 @@ impl Workload {
                 None => Ok(()),
             }
         };
-        tokio::try_join!(roles, serving, node_roles).map(drop)
+        let reloading = async {
+            if let Some(reloader) = reloader {
+                reloader.run(stop.clone()).await;
+            }
+            Ok(())
+        };
+        tokio::try_join!(roles, serving, node_roles, reloading).map(drop)
     }
 }
 

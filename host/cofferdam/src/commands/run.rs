@@ -24,6 +24,7 @@ use crate::{
     host_name::host_name,
     leader_election::{self, LeaderElection},
     logging, process_metrics,
+    reload::{ConfigSource, Reloader},
     rights::{self, RuleNamespaces},
     roles::{csi_server, node},
     sidecar::SidecarRun,
@@ -40,8 +41,12 @@ pub(crate) async fn run(
     flags: &ClusterFlags,
     environment: &HashMap<String, String>,
 ) -> Result<ProcessOutcome, CommandError> {
-    let resolved = ResolvedConfig::for_cluster(&flags.values, environment)?;
-    run_roles(&resolved.configuration, environment, &ClientEnvironment::from_process(), None).await
+    let resolve = {
+        let (values, environment) = (flags.values.clone(), environment.clone());
+        move || ResolvedConfig::for_cluster(&values, &environment)
+    };
+    let resolved = resolve()?;
+    run_roles(&resolved, Box::new(resolve), environment, &ClientEnvironment::from_process(), None).await
 }
 
 /// Runs the role that replaces a sidecar until a signal or an error.
@@ -52,25 +57,31 @@ pub(crate) async fn run_sidecar(
     sidecar: &SidecarRun,
     environment: &HashMap<String, String>,
 ) -> Result<ProcessOutcome, CommandError> {
-    let resolved = ResolvedConfig::for_sidecar(&sidecar.values, environment, sidecar.defaults)?;
-    let mut configuration = resolved.configuration;
+    let resolve = {
+        let (values, environment, defaults) = (sidecar.values.clone(), environment.clone(), sidecar.defaults);
+        move || ResolvedConfig::for_sidecar(&values, &environment, defaults)
+    };
+    let mut resolved = resolve()?;
     let mut client = ClientEnvironment::from_process();
     if !sidecar.reads_kubeconfig_variable {
         client = client.without_kubeconfig_variable();
     } else if client.kubeconfig.is_some() {
         // csi-provisioner prefers the variable to the flag.
-        configuration.kubeconfig = None;
+        resolved.configuration.kubeconfig = None;
     }
-    run_roles(&configuration, environment, &client, sidecar.warning.as_deref()).await
+    run_roles(&resolved, Box::new(resolve), environment, &client, sidecar.warning.as_deref()).await
 }
 
-/// Runs the roles of a configuration until a signal or an error. Logs the warning first.
+/// Runs the roles of a configuration until a signal or an error. Logs the warning first. `source` resolves the
+/// configuration again.
 async fn run_roles(
-    configuration: &Configuration,
+    resolved: &ResolvedConfig,
+    source: ConfigSource,
     environment: &HashMap<String, String>,
     client_environment: &ClientEnvironment,
     warning: Option<&str>,
 ) -> Result<ProcessOutcome, CommandError> {
+    let configuration = &resolved.configuration;
     let roles = &configuration.role;
     let start_log = || {
         logging::start(configuration);
@@ -101,7 +112,8 @@ async fn run_roles(
     let mut registry = Registry::default();
     process_metrics::register(&mut registry);
     let metrics = ServerMetrics::register(&mut registry);
-    let drivers = DriverLoader::new(configuration, &mut registry)?.load_all(configuration).await?;
+    let loader = DriverLoader::new(configuration, &mut registry)?;
+    let drivers = loader.load_all(configuration).await?;
     if cluster.is_some() && configuration.node_name.is_none() {
         drivers::check_no_node_local_driver(&drivers)?;
     }
@@ -134,7 +146,8 @@ async fn run_roles(
         Some(_) | None => None,
     };
     let node_roles = node::start_if_configured(configuration, &metrics).await?;
-    let workload = Workload { controllers, leader_election, servers, node_roles };
+    let reloader = Some(Reloader::new(loader, source, resolved, &drivers));
+    let workload = Workload { controllers, leader_election, servers, node_roles, reloader };
     let running = supervisor::start(workload, registry, &telemetry::endpoints(configuration)).await?;
     let end = running.run_until_signal(&mut signals, configuration.drain_timeout.get(), pending()).await;
     end.map_err(|failure| match (failure, api) {

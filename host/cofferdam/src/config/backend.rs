@@ -32,7 +32,7 @@ pub(crate) const COMPONENT_KEYS: [&str; 9] =
     ["file", "sha256", "settings", "class-secrets", "grants", "http", "state", "pool", "limits"];
 
 /// `[backend.NAME]`: one component with its settings and grants, or one CSI driver.
-#[derive(Clone, Debug, Default, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "kebab-case", deny_unknown_fields)]
 pub(crate) struct BackendSection {
     /// File of the component; absent for CSI drivers, and in dev mode for the built-in drivers.
@@ -70,6 +70,15 @@ pub(crate) struct BackendSection {
 }
 
 impl BackendSection {
+    /// The files that the section names: the component, secrets and certificates.
+    pub(crate) fn files(&self) -> Vec<PathBuf> {
+        let origins = self.http.origins.iter();
+        let of_origins =
+            origins.flat_map(|origin| [&origin.ca_file, &origin.certificate_file, &origin.key_file]);
+        let secrets = self.secrets.values();
+        self.file.iter().chain(secrets).chain(of_origins.flatten()).cloned().collect()
+    }
+
     /// Returns `true` if the section has the location of its driver: `file` or `csi`.
     pub(crate) fn has_location(&self) -> bool {
         self.file.is_some() || self.csi.is_some()

@@ -424,6 +424,15 @@ impl ResolvedConfig {
         table.to_text()
     }
 
+    /// The values of the settings that the sources set, as text. Those of the drivers' sections are left out.
+    pub(crate) fn setting_values(&self) -> BTreeMap<&'static str, String> {
+        let settings = SETTINGS.iter().filter(|setting| !matches!(setting.kind, ValueKind::Backends(_)));
+        let value = |name: &str| self.provenance.figment.find_value(name).ok();
+        settings
+            .filter_map(|setting| Some((&*setting.name, value::format_value(&value(&setting.name)?))))
+            .collect()
+    }
+
     fn push_leaf_rows(&self, key: &str, value: &Value, rows: &mut TextTable<3>) {
         match value.as_dict() {
             Some(table) if !table.is_empty() => {

@@ -163,6 +163,11 @@ impl CsiBackend {
         }))
     }
 
+    /// Replaces the secrets that the operator configured. Calls that have started keep theirs.
+    pub fn replace_secrets(&self, secrets: Secrets) {
+        self.runner.replace_secrets(secrets);
+    }
+
     /// The driver's name.
     pub fn driver(&self) -> &DriverName {
         &self.identity.description.name
