@@ -7,7 +7,13 @@ mod common;
 use std::{sync::Arc, time::Duration};
 
 use cofferdam_cluster::{Intent, IntentSecrets, Journal, JournalError, journal, metrics::Metrics};
-use cofferdam_domain::{ClaimKey, Uid, volume::SecretRef};
+use cofferdam_domain::{
+    ClaimKey, Uid,
+    storage::{
+        AccessType, ContentSource, CsiAccessMode, Parameters, Segments, TopologyRequirement, VolumeCapability,
+    },
+    volume::SecretRef,
+};
 use common::{
     FaultyApi, WriteFault, api, call, get,
     journal::{SHARD_PATH, intent, intent_keys, journal, with_running},
@@ -567,4 +573,43 @@ async fn a_confirmation_is_removed_with_its_intent() {
     let annotations = &shard["metadata"]["annotations"];
     let expected = json!({"cofferdam.dev/confirm-no-volume.b": "the array is gone", "cofferdam.dev/journal-format": "1"});
     assert_eq!(annotations, &expected);
+}
+
+/// An intent with every field, as versions without `unneeded` write it. A change of this text is a new format
+/// of the journal, which those versions cannot read during an upgrade.
+const FORMAT_1: &str = include_str!("fixtures/intent-format-1.json");
+
+#[tokio::test(start_paused = true)]
+async fn older_versions_read_intents_of_this_version_and_the_reverse() {
+    let (api, metrics) = (api(), Metrics::default());
+    let wire = FaultyApi::new(&api);
+    let node = Segments::from([("example/node".to_owned(), "node-1".to_owned())]);
+    let mut written = Intent { node: Some("node-1".into()), attributes_class: "fast".into(), ..intent("a") };
+    written.secrets.provisioner = Some(SecretRef { namespace: "arrays".into(), name: "login".into() });
+    written.class.mount_options = vec!["noatime".to_owned()];
+    written.request.capabilities = vec![VolumeCapability {
+        access_mode: CsiAccessMode::SingleNodeWriter,
+        access_type: AccessType::Filesystem {
+            fs_type: Some("xfs".to_owned()),
+            mount_flags: Vec::new(),
+            mount_group: None,
+        },
+    }];
+    written.request.parameters = Parameters::from([("tier".to_owned(), "gold".to_owned())]);
+    written.request.topology =
+        Some(TopologyRequirement { requisite: vec![node.clone()], preferred: vec![node] });
+    written.request.source = Some(ContentSource::Volume("other".into()));
+    written.recorded_at = Some("2026-01-02T03:04:05Z".parse().unwrap());
+    written.mended = Some(Box::new(intent("a")));
+    let writer = journal(&wire, &metrics);
+    with_running(&writer, async {
+        writer.load().await.unwrap();
+        writer.write(written.clone()).await.unwrap();
+    })
+    .await;
+    assert_eq!(get(&api, SHARD_PATH).await["data"]["a"], FORMAT_1.trim_end());
+
+    let reader = journal(&wire, &metrics);
+    reader.load().await.unwrap();
+    assert_eq!(*reader.get(&"a".into()).unwrap(), written);
 }
