@@ -95,6 +95,11 @@ async fn the_first_candidate_leads_and_the_second_waits() {
     assert_eq!(renewed["spec"]["acquireTime"], acquired["spec"]["acquireTime"]);
     assert_ne!(renewed["spec"]["renewTime"], acquired["spec"]["renewTime"]);
     assert_eq!(renewed["spec"]["leaseTransitions"], 0);
+    let version =
+        |lease: &Value| lease["metadata"]["resourceVersion"].as_str().unwrap().parse::<u64>().unwrap();
+    // Of the API server, by both candidates: one write each 5 s, and the event.
+    let writes = version(&renewed) - version(&acquired);
+    assert!((115..=121).contains(&writes), "{writes} writes in 600 s");
     assert_eq!(events(&api).await, ["LeaderElection first became leader"]);
 }
 

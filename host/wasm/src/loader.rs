@@ -40,7 +40,6 @@ use crate::{
     inspect::ComponentInterfaces,
     instance_pool::{self, InstanceQuota},
     limits::Limits,
-    reload::{self, ReloadError},
 };
 use cofferdam_backend::{
     CallContext, Redactor,
@@ -63,7 +62,7 @@ pub enum ComponentSource {
 
 impl ComponentSource {
     /// The component's name in messages.
-    fn name(&self) -> String {
+    pub(crate) fn name(&self) -> String {
         match self {
             Self::File(path) => path.display().to_string(),
             Self::Bytes { name, .. } => name.clone(),
@@ -229,40 +228,9 @@ impl Engine {
         describe_and_probe(&name, Arc::clone(&self.inner), Arc::new(shared_state)).await
     }
 
-    /// Loads a component for the next calls of a backend; calls that run end with the former component. The
-    /// backend keeps its sessions, state, pool, operations, circuit breaker and description.
-    ///
-    /// # Errors
-    ///
-    /// [`ReloadError`]. The backend then continues with the former component and configuration.
-    pub async fn reload(
-        &self,
-        backend: &WasmBackend,
-        source: ComponentSource,
-        config: BackendConfig,
-    ) -> Result<(), ReloadError> {
-        let name = source.name();
-        let former = backend.shared_state();
-        reload::check_config(&name, &former, &config)?;
-        let secrets = config.secrets.clone();
-        let faults = former.capabilities.faults.clone();
-        let shared_state = Arc::new(self.shared_state(source, config, faults, Some(&former)).await?);
-        let description = describe(&name, &self.inner, &shared_state).await?;
-        reload::check_compatible(&name, backend, &shared_state, &description)?;
-        let readiness = probe(&name, &self.inner, &shared_state, &description).await?;
-        if let Readiness::NotReady(reason) = &readiness
-            && reload::is_ready(backend).await
-        {
-            return Err(ReloadError::NotReady { name, reason: reason.clone() });
-        }
-        log_loaded(&shared_state, &description, &readiness);
-        backend.replace(shared_state, secrets);
-        Ok(())
-    }
-
     /// Compiles and checks a component, and opens what its imports use. A backend that is loaded again keeps
     /// the stores of `former`.
-    async fn shared_state(
+    pub(crate) async fn shared_state(
         &self,
         source: ComponentSource,
         config: BackendConfig,
@@ -557,7 +525,7 @@ async fn initial_call<T: Send + 'static>(
 }
 
 /// Checks the types of a component's exports, calls its `describe`, and checks the description.
-async fn describe(
+pub(crate) async fn describe(
     name: &str,
     inner: &EngineInner,
     shared_state: &Arc<SharedState>,
@@ -592,7 +560,7 @@ async fn describe_and_probe(
 }
 
 /// Calls a component's `probe`.
-async fn probe(
+pub(crate) async fn probe(
     name: &str,
     inner: &EngineInner,
     shared_state: &Arc<SharedState>,
@@ -606,7 +574,8 @@ async fn probe(
     Ok(convert::readiness(readiness, &redactor))
 }
 
-fn log_loaded(shared_state: &SharedState, description: &Description, readiness: &Readiness) {
+/// Logs that a component serves calls.
+pub(crate) fn log_loaded(shared_state: &SharedState, description: &Description, readiness: &Readiness) {
     let digest = shared_state.compiled.digest;
     let (driver, version) = (&description.name, printable(&description.version));
     match readiness {

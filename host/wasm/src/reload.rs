@@ -1,10 +1,17 @@
-//! What a component that is loaded in place of another one may change.
+//! Components that are loaded in place of running ones, and what they may change.
+
+use std::sync::Arc;
 
 use cofferdam_backend::{Backend as _, Call};
 use cofferdam_domain::storage::{Ability, Description, Readiness};
 
 use crate::{
-    backend::WasmBackend, call::SharedState, error::LoadError, limits::Limits, loader::BackendConfig,
+    backend::WasmBackend,
+    call::SharedState,
+    engine::Engine,
+    error::LoadError,
+    limits::Limits,
+    loader::{self, BackendConfig, ComponentSource},
 };
 
 /// The reason why a component was not loaded in place of another one.
@@ -55,8 +62,41 @@ fn list(abilities: &[Ability]) -> String {
     abilities.iter().map(|ability| format!("`{ability}`")).collect::<Vec<_>>().join(", ")
 }
 
+impl Engine {
+    /// Loads a component for the next calls of a backend; calls that run end with the former component. The
+    /// backend keeps its sessions, state, pool, operations, circuit breaker and description.
+    ///
+    /// # Errors
+    ///
+    /// [`ReloadError`]. The backend then continues with the former component and configuration.
+    pub async fn reload(
+        &self,
+        backend: &WasmBackend,
+        source: ComponentSource,
+        config: BackendConfig,
+    ) -> Result<(), ReloadError> {
+        let name = source.name();
+        let former = backend.shared_state();
+        check_config(&name, &former, &config)?;
+        let secrets = config.secrets.clone();
+        let faults = former.capabilities.faults.clone();
+        let shared_state = Arc::new(self.shared_state(source, config, faults, Some(&former)).await?);
+        let description = loader::describe(&name, &self.inner, &shared_state).await?;
+        check_compatible(&name, backend, &shared_state, &description)?;
+        let readiness = loader::probe(&name, &self.inner, &shared_state, &description).await?;
+        if let Readiness::NotReady(reason) = &readiness
+            && is_ready(backend).await
+        {
+            return Err(ReloadError::NotReady { name, reason: reason.clone() });
+        }
+        loader::log_loaded(&shared_state, &description, &readiness);
+        backend.replace(shared_state, secrets);
+        Ok(())
+    }
+}
+
 /// Returns `true` if the running component reports that it is ready.
-pub(crate) async fn is_ready(backend: &WasmBackend) -> bool {
+async fn is_ready(backend: &WasmBackend) -> bool {
     let call = Call::with_deadline(backend.shared_state().limits.deadline());
     matches!(backend.probe(call).await, Ok(Readiness::Ready))
 }
@@ -65,11 +105,7 @@ pub(crate) async fn is_ready(backend: &WasmBackend) -> bool {
 ///
 /// # Errors
 /// [`ReloadError::Config`]
-pub(crate) fn check_config(
-    name: &str,
-    former: &SharedState,
-    config: &BackendConfig,
-) -> Result<(), ReloadError> {
+fn check_config(name: &str, former: &SharedState, config: &BackendConfig) -> Result<(), ReloadError> {
     type Property = fn(&Limits) -> u64;
     /// Limits of what the components of a backend share.
     const SHARED: [(&str, Property); 8] = [
@@ -97,7 +133,7 @@ pub(crate) fn check_config(
 ///
 /// # Errors
 /// [`ReloadError::Description`] or [`ReloadError::AbilitiesLost`]
-pub(crate) fn check_compatible(
+fn check_compatible(
     name: &str,
     backend: &WasmBackend,
     loaded: &SharedState,

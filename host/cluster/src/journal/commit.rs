@@ -10,15 +10,13 @@ use tokio::{sync::oneshot, time::Instant};
 use super::{
     config_map::SHARD_COUNT,
     error::{JournalError, journal_error, replaced_meanwhile},
-    intent::{Intent, MAX_SHARD_BYTES, encode},
+    intent::{Intent, MAX_SHARD_BYTES, MAX_SHARD_INTENTS, encode},
     ownership::Ownership,
     shard::{OTHER_FORMAT, UNDECODABLE_INTENT},
     state::{Journal, Replacement, Shard, ShardChange, TrackedIntent, WriteReceiver},
 };
 use crate::api::ApiError;
 
-/// Number of decodable intents at which a ConfigMap takes no new one.
-pub(super) const MAX_SHARD_INTENTS: usize = 400;
 /// Attempts of a shard's commit with conflicting writers, before puts get the error and removals are delayed.
 pub(super) const MAX_COMMIT_ATTEMPTS: usize = 8;
 

@@ -13,6 +13,8 @@ use super::error::JournalError;
 /// API server's limit of 1 MiB. Undecodable intents do not count towards either limit, and a new intent of
 /// a claim whose removal is pending in the ConfigMap is not checked.
 pub(super) const MAX_SHARD_BYTES: usize = 512 << 10;
+/// Number of decodable intents at which a ConfigMap takes no new one.
+pub(super) const MAX_SHARD_INTENTS: usize = 400;
 
 /// The fields of the StorageClass that the PersistentVolume needs. They are part of the intent, because the
 /// class may be deleted before the PersistentVolume is created.

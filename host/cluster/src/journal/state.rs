@@ -15,10 +15,9 @@ use tokio::{
 };
 
 use super::{
-    commit::MAX_SHARD_INTENTS,
     config_map::SHARD_COUNT,
     error::JournalError,
-    intent::{Intent, MAX_SHARD_BYTES},
+    intent::{Intent, MAX_SHARD_BYTES, MAX_SHARD_INTENTS},
     loss::LossReports,
     ownership::Ownership,
 };
