@@ -1,20 +1,16 @@
-//! Leader election of a process: its roles work only while it holds all of their Leases. A process that loses
-//! one stops work, keeps its caches, and competes again.
+//! The settings of a process's leader election: whether it has one, and for which Leases.
 
-use std::{collections::HashMap, future::pending, path::Path, sync::Arc, time::Duration};
+use std::{collections::HashMap, path::Path, sync::Arc};
 
 use cofferdam_cluster::{
     api::ApiClient,
+    campaign::Campaign,
     leader_election::{LeaderElector, LeaderHealth, LeaseCandidate, sanitize_name, with_random_part},
-    leadership::{Leadership, TermSender},
     metrics::Metrics,
     system_clock,
 };
 use cofferdam_controllers::table;
-use cofferdam_domain::{DriverName, term::Term};
-use futures::future::{join_all, select_all};
-use tokio::time::timeout;
-use tokio_util::sync::CancellationToken;
+use cofferdam_domain::DriverName;
 
 use crate::{
     config::{Configuration, ResolvedConfig},
@@ -28,9 +24,6 @@ const SERVICE_HOST: &str = "KUBERNETES_SERVICE_HOST";
 const POD_NAMESPACE: &str = "POD_NAMESPACE";
 /// File with the namespace of the pod's service account.
 const NAMESPACE_FILE: &str = "/var/run/secrets/kubernetes.io/serviceaccount/namespace";
-
-/// Time after which requests to release Leases are given up.
-const RELEASE_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Returns true if the roles run only while the process holds their Leases: by the setting
 /// `leader-election`, and by default in a pod. Without it, two replicas of a Deployment, such as those of a
@@ -60,119 +53,38 @@ fn is_in_pod(environment: &HashMap<String, String>) -> bool {
     environment.get(SERVICE_HOST).is_some_and(|host| !host.is_empty())
 }
 
-/// The Leases of a process.
-pub(crate) struct LeaderElection {
-    electors: Vec<LeaderElector>,
-    terms: TermSender,
-    leadership: Leadership,
+/// The Leases of the configured roles and of the drivers. `client` should have a connection of its own.
+pub(crate) fn campaign(
+    configuration: &Configuration,
+    environment: &HashMap<String, String>,
+    client: kube::Client,
+    drivers: &[DriverName],
+    metrics: &Metrics,
+) -> Campaign {
+    let identity = identity();
+    let namespace = lease_namespace(configuration, environment);
+    let candidate = |name: String| LeaseCandidate {
+        namespace: namespace.clone(),
+        name,
+        identity: identity.clone(),
+        labels: configuration.leader_election_labels.0.clone(),
+        durations: ResolvedConfig::lease_durations(configuration),
+    };
+    let api = ApiClient::new(client, metrics.clone());
+    let electors = table::lease_names(&configuration.role.cluster, drivers)
+        .into_iter()
+        .map(|name| LeaderElector::new(api.clone(), system_clock(), metrics.clone(), candidate(name)))
+        .collect();
+    Campaign::new(electors)
 }
 
-impl LeaderElection {
-    /// The Leases of the configured roles and of the drivers. `client` should have a connection of its own.
-    pub(crate) fn new(
-        configuration: &Configuration,
-        environment: &HashMap<String, String>,
-        client: kube::Client,
-        drivers: &[DriverName],
-        metrics: &Metrics,
-    ) -> Self {
-        let identity = identity();
-        let namespace = lease_namespace(configuration, environment);
-        let candidate = |name: String| LeaseCandidate {
-            namespace: namespace.clone(),
-            name,
-            identity: identity.clone(),
-            labels: configuration.leader_election_labels.0.clone(),
-            durations: ResolvedConfig::lease_durations(configuration),
-        };
-        let api = ApiClient::new(client, metrics.clone());
-        let electors = table::lease_names(&configuration.role.cluster, drivers)
-            .into_iter()
-            .map(|name| LeaderElector::new(api.clone(), system_clock(), metrics.clone(), candidate(name)))
-            .collect();
-        let (terms, leadership) = Leadership::elected();
-        Self { electors, terms, leadership }
-    }
-
-    /// The check of `/healthz/leader-election`: of all Leases.
-    pub(crate) fn health(&self) -> LeaderElectionHealth {
-        let leases: Vec<_> = self.electors.iter().map(LeaderElector::health).collect();
-        Arc::new(move || {
-            let checked = leases.iter().try_for_each(LeaderHealth::check);
-            checked.map_err(|unhealthy| Unhealthy(unhealthy.to_string()))
-        })
-    }
-
-    /// The terms in which this process holds all Leases, once [`LeaderElection::lead`] runs.
-    pub(crate) fn leadership(&self) -> Leadership {
-        self.leadership.clone()
-    }
-
-    /// Competes for the Leases until `work` has ended, then releases those that it holds. `work` works in the
-    /// terms of [`LeaderElection::leadership`].
-    pub(crate) async fn lead<T>(self, work: impl Future<Output = T>) -> T {
-        let work_ended = CancellationToken::new();
-        let guarded_work = async {
-            let result = work.await;
-            work_ended.cancel();
-            result
-        };
-        tokio::join!(guarded_work, self.campaign(&work_ended)).0
-    }
-
-    async fn campaign(self, work_ended: &CancellationToken) {
-        let Self { mut electors, terms, leadership: _ } = self;
-        while !work_ended.is_cancelled() {
-            let held = acquire_all(&mut electors, work_ended).await;
-            if held == electors.len() {
-                terms
-                    .begin(Term::first_to_end(&electors.iter().map(LeaderElector::term).collect::<Vec<_>>()));
-                let renewals = electors.iter_mut().map(|elector| Box::pin(elector.renew()));
-                tokio::select! {
-                    biased;
-                    (lost, ..) = select_all(renewals) => {
-                        terms.end();
-                        tracing::warn!("{lost}; this process stops work, and competes for the lease again");
-                    }
-                    () = work_ended.cancelled() => terms.end(),
-                }
-            }
-            // A part of the Leases is of no use, and another process may need it.
-            let release = join_all(electors.iter_mut().map(LeaderElector::release));
-            if timeout(RELEASE_TIMEOUT, release).await.is_err() {
-                tracing::warn!(
-                    "cannot release the leases within {RELEASE_TIMEOUT:?}: they expire after their lease duration"
-                );
-            }
-        }
-    }
-}
-
-/// Acquires the Leases one after the other, in the same order in each process, and renews those that it holds
-/// meanwhile. Returns their number: fewer than all if one was lost, or if `stop` was cancelled.
-async fn acquire_all(electors: &mut [LeaderElector], stop: &CancellationToken) -> usize {
-    for index in 0..electors.len() {
-        let Some((next, held)) = electors.get_mut(..=index).and_then(<[_]>::split_last_mut) else {
-            return index;
-        };
-        let renewals: Vec<_> = held.iter_mut().map(|elector| Box::pin(elector.renew())).collect();
-        let lost = async {
-            match renewals.is_empty() {
-                true => pending().await,
-                false => select_all(renewals).await.0,
-            }
-        };
-        tokio::select! {
-            biased;
-            () = stop.cancelled() => return index,
-            lost = lost => {
-                tracing::warn!("{lost}");
-                return index;
-            }
-            () = next.acquire() => {}
-        }
-    }
-    electors.len()
+/// The check of `/healthz/leader-election`: of all Leases.
+pub(crate) fn health_check(campaign: &Campaign) -> LeaderElectionHealth {
+    let leases = campaign.health();
+    Arc::new(move || {
+        let checked = leases.iter().try_for_each(LeaderHealth::check);
+        checked.map_err(|unhealthy| Unhealthy(unhealthy.to_string()))
+    })
 }
 
 /// Identity of this process in Leases: the host name and a random part. The sidecars' identity is the bare
