@@ -27,6 +27,7 @@ mod plan;
 mod process;
 mod run;
 mod transport;
+mod watches;
 mod world;
 
 use std::{

@@ -16,13 +16,14 @@ use cofferdam_cluster::{
     campaign::Campaign,
     leader_election::{LeaderElector, LeaseCandidate, LeaseDurations},
     leadership::Leadership,
-    observer::NoopStepObserver,
+    observer::{Step, StepObserver},
 };
 use cofferdam_controllers::{
     AttacherSettings, CallSettings, ControllerManager, Dependencies, ResizerSettings, Role, Settings, table,
 };
 use cofferdam_domain::term::BootClock;
 use cofferdam_sim::objects::DRIVER;
+use parking_lot::Mutex;
 use prometheus_client::registry::Registry;
 use tokio::{
     runtime::{Builder, Runtime},
@@ -45,6 +46,9 @@ const RESYNC: Duration = Duration::from_secs(1_000 * 3600);
 /// Number of times that every ready task runs before the runtime stops, so that a request with a permit
 /// reaches the API server through the client's buffer.
 const TICKS: usize = 16;
+/// Steps of the controllers of a process without a change of its clock, after which it panics: more than any
+/// run has.
+const MAX_STEPS: usize = 1_000;
 
 /// Whether a process runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -196,6 +200,30 @@ impl Process {
     }
 }
 
+/// Reports a process that works without a pause: its clock would never reach the end of a step.
+struct SpinCheck {
+    world: Arc<World>,
+    process: ProcessId,
+    /// Time of the last step, and the number of steps at this time.
+    last: Mutex<Option<(Instant, usize)>>,
+}
+
+impl StepObserver for SpinCheck {
+    fn on_step(&self, step: Step) {
+        let now = Instant::now();
+        let count = {
+            let mut last = self.last.lock();
+            let count = last.filter(|(at, _)| *at == now).map_or(1, |(_, count)| count + 1);
+            *last = Some((now, count));
+            count
+        };
+        if count == MAX_STEPS {
+            self.world.violate(&format!("spin: process {} works without a pause: {step:?}", self.process));
+        }
+        assert!(count < MAX_STEPS, "process {} works without a pause", self.process);
+    }
+}
+
 /// The production code of a process, as `cofferdam run` puts it together.
 async fn main(world: Arc<World>, id: ProcessId, clocks: Clocks, stop: CancellationToken, variant: Variant) {
     let connection = |is_for_leases| Connection {
@@ -218,7 +246,7 @@ async fn main(world: Arc<World>, id: ProcessId, clocks: Clocks, stop: Cancellati
         client: kube::Client::new(connection(false), "default"),
         backends: vec![driver],
         clock: clocks.wall_clock(),
-        observer: Arc::new(NoopStepObserver),
+        observer: Arc::new(SpinCheck { world: Arc::clone(&world), process: id, last: Mutex::default() }),
     };
     let controllers = ControllerManager::new(settings, dependencies, &mut Registry::default()).unwrap();
     let api = ApiClient::new(kube::Client::new(connection(true), "default"), controllers.metrics().clone());

@@ -245,6 +245,7 @@ impl Run {
             for _ in 0..4 {
                 yield_now().await;
             }
+            self.world.watches.deliver(&self.world);
         });
     }
 

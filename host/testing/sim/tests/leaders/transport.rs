@@ -140,7 +140,7 @@ async fn carry_out(
         world.wait_reachable(process).await;
         let response = Response::from_parts(head, StreamBody::new(stream).boxed_unsync());
         if reply.send(Ok(response)).is_ok() {
-            forward(&world, process, body, frames).await;
+            world.watches.add(process, body, frames);
         }
         return;
     }
@@ -155,32 +155,4 @@ async fn carry_out(
     let response = if lost { unavailable() } else { Response::from_parts(head, body) };
     // The process may have dropped the request.
     let _ = reply.send(Ok(response));
-}
-
-/// Forwards the events of a watch until the process drops it. An event that the process cannot receive waits,
-/// or ends the watch.
-async fn forward(
-    world: &World,
-    process: ProcessId,
-    mut body: cofferdam_apiserver::ApiBody,
-    frames: mpsc::UnboundedSender<Bytes>,
-) {
-    loop {
-        let frame = tokio::select! {
-            biased;
-            () = frames.closed() => return,
-            frame = body.frame() => frame,
-        };
-        let Some(Ok(frame)) = frame else { return };
-        tokio::time::sleep(world.random_time(MAX_LATENCY)).await;
-        if !world.is_reachable(process) {
-            if world.is_fault(0.5) {
-                return;
-            }
-            world.wait_reachable(process).await;
-        }
-        if frame.into_data().is_ok_and(|bytes| frames.send(bytes).is_err()) {
-            return;
-        }
-    }
 }

@@ -21,7 +21,7 @@ use serde_json::Value;
 use tokio::runtime::Handle;
 use tower::ServiceExt as _;
 
-use crate::array::Array;
+use crate::{array::Array, watches::Watches};
 
 /// 2026-01-01T00:00:00Z in milliseconds, the start of every run.
 pub(crate) const START_UNIX_MS: i64 = 1_767_225_600_000;
@@ -78,6 +78,7 @@ pub(crate) struct World {
     lease_names: BTreeSet<String>,
     renew_deadline: Duration,
     now_ms: Arc<AtomicU64>,
+    pub(crate) watches: Watches,
     state: Mutex<State>,
 }
 
@@ -108,7 +109,15 @@ impl World {
             trace: Vec::new(),
             effects: 0,
         };
-        Arc::new(Self { api, handle, lease_names, renew_deadline, now_ms, state: Mutex::new(state) })
+        Arc::new(Self {
+            api,
+            handle,
+            lease_names,
+            renew_deadline,
+            now_ms,
+            watches: Watches::default(),
+            state: Mutex::new(state),
+        })
     }
 
     pub(crate) fn lock(&self) -> MutexGuard<'_, State> {
