@@ -27,8 +27,8 @@ use crate::{
 };
 
 /// Time of a step of the simulation, in milliseconds: during the faults, and after them.
-const STEP_MS: (u64, u64) = (5, 45);
-const LATE_STEP_MS: (u64, u64) = (50, 150);
+const STEP_MS: (u64, u64) = (5, 75);
+const LATE_STEP_MS: (u64, u64) = (50, 350);
 /// Time after the end of the faults in which the objects have to converge.
 const CONVERGENCE_TIMEOUT: Duration = Duration::from_secs(900);
 /// Interval of checks for convergence.
@@ -49,6 +49,8 @@ pub(crate) struct Outcome {
     pub(crate) trace: Vec<String>,
     /// Number of writes and driver calls.
     pub(crate) effects: usize,
+    /// Number of times that another process acted.
+    pub(crate) handovers: usize,
 }
 
 /// A place for one process at a time.
@@ -87,6 +89,7 @@ pub(crate) fn run(seed: u64, variant: Variant) -> Outcome {
         violations: std::mem::take(&mut state.violations),
         trace: std::mem::take(&mut state.trace),
         effects: state.effects,
+        handovers: state.handovers,
     }
 }
 

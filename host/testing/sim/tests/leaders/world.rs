@@ -68,6 +68,9 @@ pub(crate) struct State {
     pub(crate) violations: Vec<String>,
     pub(crate) trace: Vec<String>,
     pub(crate) effects: usize,
+    /// Number of times that another process than before began an effect.
+    pub(crate) handovers: usize,
+    last_actor: Option<ProcessId>,
 }
 
 pub(crate) struct World {
@@ -108,6 +111,8 @@ impl World {
             violations: Vec::new(),
             trace: Vec::new(),
             effects: 0,
+            handovers: 0,
+            last_actor: None,
         };
         Arc::new(Self {
             api,
@@ -194,6 +199,8 @@ impl World {
         {
             let mut state = self.lock();
             state.effects += 1;
+            let former = state.last_actor.replace(process);
+            state.handovers += usize::from(former.is_some_and(|former| former != process));
             if let Some(name) = self.missing_lease(&state, process) {
                 let holder = state.leases.get(&name).cloned().unwrap_or_default().holder;
                 found.push(format!(
