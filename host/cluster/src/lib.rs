@@ -13,6 +13,7 @@
 //! | [`writer`], [`events`], [`secrets`], [`deletion_freeze`], [`reflector`] | writes, reads and watches |
 //! | [`leader_election`] | one active process per Lease |
 //! | [`leadership`] | the terms in which controllers may work |
+//! | [`campaign`] | leadership by several Leases |
 //! | [`journal`] | CreateVolume requests that are written to ConfigMaps before they are sent to a driver |
 //!
 //! Controllers decide from the cache, and read live only before effects that need the current state. Watches,
@@ -21,6 +22,7 @@
 #![forbid(unsafe_code)]
 
 pub mod api;
+pub mod campaign;
 pub mod clock;
 pub mod deletion_freeze;
 pub mod events;

@@ -1,21 +1,16 @@
-//! Leader election of a process: its roles work only while it holds all of their Leases. A process that loses
-//! one stops work, keeps its caches, and competes again.
+//! The settings of a process's leader election: whether it has one, and for which Leases.
 
-use std::{collections::HashMap, future::pending, path::Path, sync::Arc, time::Duration};
+use std::{collections::HashMap, path::Path, sync::Arc};
 
 use cofferdam_cluster::{
     api::ApiClient,
-    journal::LostJournals,
+    campaign::Campaign,
     leader_election::{LeaderElector, LeaderHealth, LeaseCandidate, sanitize_name, with_random_part},
-    leadership::{Leadership, TermSender},
     metrics::Metrics,
     system_clock,
 };
 use cofferdam_controllers::table;
-use cofferdam_domain::{DriverName, term::Term};
-use futures::future::{join_all, select_all};
-use tokio::{sync::watch, time::timeout};
-use tokio_util::sync::CancellationToken;
+use cofferdam_domain::DriverName;
 
 use crate::{
     config::{Configuration, ResolvedConfig},
@@ -29,9 +24,6 @@ const SERVICE_HOST: &str = "KUBERNETES_SERVICE_HOST";
 const POD_NAMESPACE: &str = "POD_NAMESPACE";
 /// File with the namespace of the pod's service account.
 const NAMESPACE_FILE: &str = "/var/run/secrets/kubernetes.io/serviceaccount/namespace";
-
-/// Time after which requests to release Leases are given up.
-const RELEASE_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Returns true if the roles run only while the process holds their Leases: by the setting
 /// `leader-election`, and by default in a pod. Without it, two replicas of a Deployment, such as those of a
@@ -61,158 +53,38 @@ fn is_in_pod(environment: &HashMap<String, String>) -> bool {
     environment.get(SERVICE_HOST).is_some_and(|host| !host.is_empty())
 }
 
-/// The Leases of a process.
-pub(crate) struct LeaderElection {
-    electors: Vec<LeaderElector>,
-    terms: TermSender,
-    leadership: Leadership,
+/// The Leases of the configured roles and of the drivers. `client` should have a connection of its own.
+pub(crate) fn campaign(
+    configuration: &Configuration,
+    environment: &HashMap<String, String>,
+    client: kube::Client,
+    drivers: &[DriverName],
+    metrics: &Metrics,
+) -> Campaign {
+    let identity = identity();
+    let namespace = lease_namespace(configuration, environment);
+    let candidate = |name: String| LeaseCandidate {
+        namespace: namespace.clone(),
+        name,
+        identity: identity.clone(),
+        labels: configuration.leader_election_labels.0.clone(),
+        durations: ResolvedConfig::lease_durations(configuration),
+    };
+    let api = ApiClient::new(client, metrics.clone());
+    let electors = table::lease_names(&configuration.role.cluster, drivers)
+        .into_iter()
+        .map(|name| LeaderElector::new(api.clone(), system_clock(), metrics.clone(), candidate(name)))
+        .collect();
+    Campaign::new(electors)
 }
 
-impl LeaderElection {
-    /// The Leases of the configured roles and of the drivers. `client` should have a connection of its own.
-    pub(crate) fn new(
-        configuration: &Configuration,
-        environment: &HashMap<String, String>,
-        client: kube::Client,
-        drivers: &[DriverName],
-        metrics: &Metrics,
-    ) -> Self {
-        let identity = identity();
-        let namespace = lease_namespace(configuration, environment);
-        let candidate = |name: String| LeaseCandidate {
-            namespace: namespace.clone(),
-            name,
-            identity: identity.clone(),
-            labels: configuration.leader_election_labels.0.clone(),
-            durations: ResolvedConfig::lease_durations(configuration),
-        };
-        let api = ApiClient::new(client, metrics.clone());
-        let electors = table::lease_names(&configuration.role.cluster, drivers)
-            .into_iter()
-            .map(|name| LeaderElector::new(api.clone(), system_clock(), metrics.clone(), candidate(name)))
-            .collect();
-        let (terms, leadership) = Leadership::elected();
-        Self { electors, terms, leadership }
-    }
-
-    /// The check of `/healthz/leader-election`: of all Leases.
-    pub(crate) fn health(&self) -> LeaderElectionHealth {
-        let leases: Vec<_> = self.electors.iter().map(LeaderElector::health).collect();
-        Arc::new(move || {
-            let checked = leases.iter().try_for_each(LeaderHealth::check);
-            checked.map_err(|unhealthy| Unhealthy(unhealthy.to_string()))
-        })
-    }
-
-    /// The terms in which this process holds all Leases, once [`LeaderElection::lead`] runs.
-    pub(crate) fn leadership(&self) -> Leadership {
-        self.leadership.clone()
-    }
-
-    /// Competes for the Leases until `work` has ended, then releases those that it holds. `work` works in the
-    /// terms of [`LeaderElection::leadership`]. A journal that another process takes ends the term: two
-    /// processes lead, or one works without leader election.
-    pub(crate) async fn lead<T>(
-        self,
-        lost_journals: watch::Receiver<LostJournals>,
-        work: impl Future<Output = T>,
-    ) -> T {
-        let work_ended = CancellationToken::new();
-        let guarded_work = async {
-            let result = work.await;
-            work_ended.cancel();
-            result
-        };
-        tokio::join!(guarded_work, self.campaign(&work_ended, lost_journals)).0
-    }
-
-    async fn campaign(
-        self,
-        work_ended: &CancellationToken,
-        mut lost_journals: watch::Receiver<LostJournals>,
-    ) {
-        let Self { mut electors, terms, leadership: _ } = self;
-        while !work_ended.is_cancelled() {
-            let held = acquire_all(&mut electors, work_ended).await;
-            if held == electors.len() {
-                let known_losses = lost_journals.borrow_and_update().clone();
-                terms
-                    .begin(Term::first_to_end(&electors.iter().map(LeaderElector::term).collect::<Vec<_>>()));
-                let renewals = electors.iter_mut().map(|elector| Box::pin(elector.renew()));
-                tokio::select! {
-                    biased;
-                    (lost, ..) = select_all(renewals) => {
-                        terms.end();
-                        tracing::warn!("{lost}; this process stops work, and competes for the lease again");
-                    }
-                    (driver, rival) = wait_new_loss(&known_losses, &mut lost_journals) => {
-                        terms.end();
-                        tracing::warn!(
-                            "process {rival} has taken the intent journal of driver {driver} from this leader; \
-                             this process stops work, and competes for the lease again"
-                        );
-                    }
-                    () = work_ended.cancelled() => terms.end(),
-                }
-            }
-            // A part of the Leases is of no use, and another process may need it.
-            let release = join_all(electors.iter_mut().map(LeaderElector::release));
-            if timeout(RELEASE_TIMEOUT, release).await.is_err() {
-                tracing::warn!(
-                    "cannot release the leases within {RELEASE_TIMEOUT:?}: they expire after their lease duration"
-                );
-            }
-        }
-    }
-}
-
-/// Waits for the loss of a journal that is not one of `known`: those of earlier terms may still be reported.
-/// Each take has another name of the process.
-async fn wait_new_loss(
-    known: &LostJournals,
-    lost_journals: &mut watch::Receiver<LostJournals>,
-) -> (DriverName, String) {
-    let is_new = |(driver, rival): &(&DriverName, &String)| known.get(driver) != Some(rival);
-    loop {
-        let loss = lost_journals
-            .borrow_and_update()
-            .iter()
-            .find(is_new)
-            .map(|(driver, rival)| (driver.clone(), rival.clone()));
-        if let Some(loss) = loss {
-            return loss;
-        }
-        if lost_journals.changed().await.is_err() {
-            return pending().await;
-        }
-    }
-}
-
-/// Acquires the Leases one after the other, in the same order in each process, and renews those that it holds
-/// meanwhile. Returns their number: fewer than all if one was lost, or if `stop` was cancelled.
-async fn acquire_all(electors: &mut [LeaderElector], stop: &CancellationToken) -> usize {
-    for index in 0..electors.len() {
-        let Some((next, held)) = electors.get_mut(..=index).and_then(<[_]>::split_last_mut) else {
-            return index;
-        };
-        let renewals: Vec<_> = held.iter_mut().map(|elector| Box::pin(elector.renew())).collect();
-        let lost = async {
-            match renewals.is_empty() {
-                true => pending().await,
-                false => select_all(renewals).await.0,
-            }
-        };
-        tokio::select! {
-            biased;
-            () = stop.cancelled() => return index,
-            lost = lost => {
-                tracing::warn!("{lost}");
-                return index;
-            }
-            () = next.acquire() => {}
-        }
-    }
-    electors.len()
+/// The check of `/healthz/leader-election`: of all Leases.
+pub(crate) fn health_check(campaign: &Campaign) -> LeaderElectionHealth {
+    let leases = campaign.health();
+    Arc::new(move || {
+        let checked = leases.iter().try_for_each(LeaderHealth::check);
+        checked.map_err(|unhealthy| Unhealthy(unhealthy.to_string()))
+    })
 }
 
 /// Identity of this process in Leases: the host name and a random part. The sidecars' identity is the bare
@@ -247,8 +119,6 @@ fn namespace_of_pod(file: &Path) -> String {
 
 #[cfg(test)]
 mod tests {
-    use futures::FutureExt as _;
-
     use super::*;
     use crate::config::CliValues;
 
@@ -306,21 +176,6 @@ mod tests {
             let found = is_off_by_node_name(&resolved.configuration, &environment);
             assert_eq!(found, off_by_node_name, "{host:?} {flag:?} {node:?}");
         }
-    }
-
-    #[tokio::test]
-    async fn only_a_new_loss_of_a_journal_ends_a_term() {
-        let loss = |rival: &str| LostJournals::from([("array.example.com".into(), rival.to_owned())]);
-        let (sender, mut receiver) = watch::channel(loss("first-1"));
-        let known = loss("first-1");
-        assert!(wait_new_loss(&known, &mut receiver).now_or_never().is_none());
-        sender.send_replace(LostJournals::new());
-        assert!(wait_new_loss(&known, &mut receiver).now_or_never().is_none());
-        sender.send_replace(loss("first-2"));
-        let (driver, rival) = wait_new_loss(&known, &mut receiver).await;
-        assert_eq!((driver.as_str(), rival.as_str()), ("array.example.com", "first-2"));
-        drop(sender);
-        assert!(wait_new_loss(&loss("first-2"), &mut receiver).now_or_never().is_none());
     }
 
     #[test]

@@ -3,7 +3,7 @@
 
 use std::{sync::Arc, time::Duration};
 
-use cofferdam_cluster::journal::LostJournals;
+use cofferdam_cluster::{campaign::Campaign, journal::LostJournals};
 use cofferdam_controllers::{ControllerManager, StoppedRoles};
 use cofferdam_csi::server::Server;
 use prometheus_client::registry::Registry;
@@ -12,7 +12,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::{
     error::CommandError,
-    leader_election::LeaderElection,
+    leader_election::health_check,
     reload::Reloader,
     roles::{csi_server, node::RunningNodeRoles},
     signals::{ProcessOutcome, Signals},
@@ -31,8 +31,8 @@ pub(crate) struct SupervisedProcess {
 pub(crate) struct Workload {
     /// Roles that reconcile a cluster.
     pub(crate) controllers: Option<Arc<ControllerManager>>,
-    /// Leader election of these roles; `None` to run them at once.
-    pub(crate) leader_election: Option<LeaderElection>,
+    /// Campaign for the Leases of these roles; `None` to run them at once.
+    pub(crate) campaign: Option<Campaign>,
     /// Servers of CSI sockets, with the names of their drivers in the configuration.
     pub(crate) servers: Vec<(String, Server)>,
     /// Node roles.
@@ -70,12 +70,12 @@ impl Workload {
     /// Runs until `stop`. If one part ends earlier, with or without an error, all others end too: a partly
     /// running process would look healthy and would not be restarted.
     async fn run(self, stop: CancellationToken) -> Result<(), CommandError> {
-        let Self { controllers, leader_election, servers, node_roles, reloader } = self;
+        let Self { controllers, campaign, servers, node_roles, reloader } = self;
         let roles = async {
-            match (controllers, leader_election) {
-                (Some(controllers), Some(election)) => {
-                    let (leadership, lost_journals) = (election.leadership(), controllers.lost_journals());
-                    election
+            match (controllers, campaign) {
+                (Some(controllers), Some(campaign)) => {
+                    let (leadership, lost_journals) = (campaign.leadership(), controllers.lost_journals());
+                    campaign
                         .lead(lost_journals, controllers.run_while_leading(stop.clone(), leadership))
                         .await?;
                 }
@@ -118,7 +118,7 @@ pub(crate) async fn start(
         stopped_roles: workload.stopped_roles(),
         lost_journals: workload.lost_journals(),
         health: workload.node_roles.as_ref().map(RunningNodeRoles::health),
-        leader_election: workload.leader_election.as_ref().map(LeaderElection::health),
+        leader_election: workload.campaign.as_ref().map(health_check),
         stopping: stop_roles.clone(),
     };
     let telemetry = RunningTelemetry::start(endpoints, state).await?;

@@ -32,7 +32,15 @@ impl NodeStatusThrottle {
     /// Records the duration of an update, successful or not. The caller omits updates that end with a
     /// conflict.
     pub(super) fn record_write(&self, node: &NodeName, took: Duration) {
-        let delay = took.saturating_mul(DELAY_FACTOR).min(MAX_DELAY);
+        self.delay(node, took.saturating_mul(DELAY_FACTOR).min(MAX_DELAY));
+    }
+
+    /// Records an update that the API server refused, or that this process must not send.
+    pub(super) fn record_refusal(&self, node: &NodeName) {
+        self.delay(node, MAX_DELAY);
+    }
+
+    fn delay(&self, node: &NodeName, delay: Duration) {
         self.0.lock().insert(node.clone(), Instant::now() + delay);
     }
 
@@ -62,7 +70,8 @@ mod tests {
         tokio::time::advance(Duration::from_millis(15)).await;
         assert_eq!(throttle.remaining(&node), None);
         assert!(throttle.0.lock().is_empty());
-        throttle.record_write(&node, MAX_DELAY);
+        throttle.record_refusal(&node);
+        assert_eq!(throttle.remaining(&node), Some(MAX_DELAY));
         throttle.remove(&node);
         assert_eq!(throttle.remaining(&node), None);
     }

@@ -208,6 +208,7 @@ impl Provisioner {
             )
         };
         tokio::select! {
+            biased;
             _ = queues => {}
             _ = journals => {}
         }

@@ -829,7 +829,7 @@ fn attachment_line(attachment: &Value) -> String {
 
 /// A violation for each publication without a VolumeAttachment, and for each VolumeAttachment with connection
 /// info whose volume is not published to its node.
-fn attachment_violations(
+pub fn attachment_violations(
     attachments: &[Value],
     volumes: &[Value],
     published: &[(String, String)],
@@ -863,7 +863,7 @@ fn attachment_violations(
 /// - volumes of the array without a PersistentVolume, and without a claim if the driver is not node-local;
 /// - PersistentVolumes of the driver's create calls whose volume is not in the array;
 /// - Bound claims whose PersistentVolume does not exist or is not bound to them.
-fn volume_violations(
+pub fn volume_violations(
     claims: &[Value],
     volumes: &[Value],
     array: &BTreeSet<String>,

@@ -64,9 +64,11 @@ impl AttachDetach {
             );
             let since = Instant::now();
             let written = recorder.record_effect(&text, write).await;
-            // A conflicting update was not applied, and is computed again without a delay.
-            if !matches!(written, Err(ApiError::Conflict(_))) {
-                self.throttle.record_write(name, since.elapsed());
+            match &written {
+                // A conflicting update was not applied, and is computed again without a delay.
+                Err(ApiError::Conflict(_)) => {}
+                Err(ApiError::Refused { .. } | ApiError::TermEnded(_)) => self.throttle.record_refusal(name),
+                _ => self.throttle.record_write(name, since.elapsed()),
             }
             let Err(error) = written else {
                 self.enqueue_attachments(self.state.commit(name));

@@ -1,0 +1,167 @@
+//! The campaign of a process for its Leases: the process leads while it holds all of them. After the loss of
+//! one, it gives the others up and competes again.
+
+use std::{future::pending, time::Duration};
+
+use cofferdam_domain::{DriverName, term::Term};
+use futures::future::{join_all, select_all};
+use tokio::{sync::watch, time::timeout};
+use tokio_util::sync::CancellationToken;
+
+use crate::{
+    journal::LostJournals,
+    leader_election::{LeaderElector, LeaderHealth},
+    leadership::{Leadership, TermSender},
+};
+
+/// Time after which requests to release Leases are given up.
+const RELEASE_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// The Leases of a process.
+pub struct Campaign {
+    electors: Vec<LeaderElector>,
+    terms: TermSender,
+    leadership: Leadership,
+}
+
+impl Campaign {
+    /// A campaign for the Leases of these electors. Every process should have them in the same order. Sends
+    /// no request.
+    pub fn new(electors: Vec<LeaderElector>) -> Self {
+        let (terms, leadership) = Leadership::elected();
+        Self { electors, terms, leadership }
+    }
+
+    /// Leadership of this process by each Lease, for health checks.
+    pub fn health(&self) -> Vec<LeaderHealth> {
+        self.electors.iter().map(LeaderElector::health).collect()
+    }
+
+    /// The terms in which this process holds all Leases, once [`Campaign::lead`] runs.
+    pub fn leadership(&self) -> Leadership {
+        self.leadership.clone()
+    }
+
+    /// Competes for the Leases until `work` has ended, then releases those that it holds. `work` works in the
+    /// terms of [`Campaign::leadership`]. A journal that another process takes ends the term: two processes
+    /// lead, or one works without leader election.
+    pub async fn lead<T>(
+        self,
+        lost_journals: watch::Receiver<LostJournals>,
+        work: impl Future<Output = T>,
+    ) -> T {
+        let work_ended = CancellationToken::new();
+        let guarded_work = async {
+            let result = work.await;
+            work_ended.cancel();
+            result
+        };
+        tokio::join!(guarded_work, self.compete(&work_ended, lost_journals)).0
+    }
+
+    async fn compete(self, work_ended: &CancellationToken, mut lost_journals: watch::Receiver<LostJournals>) {
+        let Self { mut electors, terms, leadership: _ } = self;
+        while !work_ended.is_cancelled() {
+            let held = acquire_all(&mut electors, work_ended).await;
+            if held == electors.len() {
+                let known_losses = lost_journals.borrow_and_update().clone();
+                terms
+                    .begin(Term::first_to_end(&electors.iter().map(LeaderElector::term).collect::<Vec<_>>()));
+                let renewals = electors.iter_mut().map(|elector| Box::pin(elector.renew()));
+                tokio::select! {
+                    biased;
+                    (lost, ..) = select_all(renewals) => {
+                        terms.end();
+                        tracing::warn!("{lost}; this process stops work, and competes for the lease again");
+                    }
+                    (driver, rival) = wait_new_loss(&known_losses, &mut lost_journals) => {
+                        terms.end();
+                        tracing::warn!(
+                            "process {rival} has taken the intent journal of driver {driver} from this leader; \
+                             this process stops work, and competes for the lease again"
+                        );
+                    }
+                    () = work_ended.cancelled() => terms.end(),
+                }
+            }
+            // A part of the Leases is of no use, and another process may need it.
+            let release = join_all(electors.iter_mut().map(LeaderElector::release));
+            if timeout(RELEASE_TIMEOUT, release).await.is_err() {
+                tracing::warn!(
+                    "cannot release the leases within {RELEASE_TIMEOUT:?}: they expire after their lease duration"
+                );
+            }
+        }
+    }
+}
+
+/// Waits for the loss of a journal that is not one of `known`: those of earlier terms may still be reported.
+/// Each take has another name of the process.
+async fn wait_new_loss(
+    known: &LostJournals,
+    lost_journals: &mut watch::Receiver<LostJournals>,
+) -> (DriverName, String) {
+    let is_new = |(driver, rival): &(&DriverName, &String)| known.get(driver) != Some(rival);
+    loop {
+        let loss = lost_journals
+            .borrow_and_update()
+            .iter()
+            .find(is_new)
+            .map(|(driver, rival)| (driver.clone(), rival.clone()));
+        if let Some(loss) = loss {
+            return loss;
+        }
+        if lost_journals.changed().await.is_err() {
+            return pending().await;
+        }
+    }
+}
+
+/// Acquires the Leases one after the other, in the same order in each process, and renews those that it holds
+/// meanwhile. Returns their number: fewer than all if one was lost, or if `stop` was cancelled.
+async fn acquire_all(electors: &mut [LeaderElector], stop: &CancellationToken) -> usize {
+    for index in 0..electors.len() {
+        let Some((next, held)) = electors.get_mut(..=index).and_then(<[_]>::split_last_mut) else {
+            return index;
+        };
+        let renewals: Vec<_> = held.iter_mut().map(|elector| Box::pin(elector.renew())).collect();
+        let lost = async {
+            match renewals.is_empty() {
+                true => pending().await,
+                false => select_all(renewals).await.0,
+            }
+        };
+        tokio::select! {
+            biased;
+            () = stop.cancelled() => return index,
+            lost = lost => {
+                tracing::warn!("{lost}");
+                return index;
+            }
+            () = next.acquire() => {}
+        }
+    }
+    electors.len()
+}
+
+#[cfg(test)]
+mod tests {
+    use futures::FutureExt as _;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn only_a_new_loss_of_a_journal_ends_a_term() {
+        let loss = |rival: &str| LostJournals::from([("array.example.com".into(), rival.to_owned())]);
+        let (sender, mut receiver) = watch::channel(loss("first-1"));
+        let known = loss("first-1");
+        assert!(wait_new_loss(&known, &mut receiver).now_or_never().is_none());
+        sender.send_replace(LostJournals::new());
+        assert!(wait_new_loss(&known, &mut receiver).now_or_never().is_none());
+        sender.send_replace(loss("first-2"));
+        let (driver, rival) = wait_new_loss(&known, &mut receiver).await;
+        assert_eq!((driver.as_str(), rival.as_str()), ("array.example.com", "first-2"));
+        drop(sender);
+        assert!(wait_new_loss(&loss("first-2"), &mut receiver).now_or_never().is_none());
+    }
+}
