@@ -45,7 +45,7 @@ const SEEDS_VARIABLE: &str = "LEADERS_SEEDS";
 /// Environment variable with the only seed to run.
 const SEED_VARIABLE: &str = "LEADERS_SEED";
 /// Number of seeds without [`SEEDS_VARIABLE`].
-const DEFAULT_SEEDS: u64 = 300;
+const DEFAULT_SEEDS: u64 = 200;
 /// Failed seeds that are printed.
 const MAX_PRINTED: usize = 5;
 
