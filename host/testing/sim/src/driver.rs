@@ -2,15 +2,11 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet, VecDeque},
-    marker::PhantomData,
     sync::Arc,
     time::Duration,
 };
 
-use cofferdam_backend::{
-    Backend, BackendFuture, BackendMetrics, Call, CallContext, CallRunner, CallSpec, ConcurrencyLimit,
-    ContractViolation, Exchange, Overloaded, Redactor, in_flight::OperationConflict, unimplemented,
-};
+use cofferdam_backend::{Backend, BackendFuture, Call, CallSpec, unimplemented};
 use cofferdam_controllers::rbac::NodeTopologySource;
 use cofferdam_domain::{
     NodeId, Quantity, VolumeHandle, names,
@@ -20,14 +16,13 @@ use cofferdam_domain::{
         Finality, PageRequest, Parameters, Placement, PublishVolume, Readiness, Secret, Secrets, Segments,
         StorageError, ValidateVolume, Validation, VolumePage, VolumeStatus,
     },
-    term::TermEnded,
 };
 use futures::future::BoxFuture;
 use parking_lot::{Mutex, MutexGuard};
-use tokio::time::Instant;
 
 use crate::{
     action::UserAction,
+    array_port::ArrayPort,
     effects::{ActivityGuard, Effect, Effects},
     secret_values::without_marker,
 };
@@ -396,15 +391,14 @@ impl ScriptedDriver {
             topology.reports_capacity.then_some(Ability::Capacity),
         ];
         let abilities = abilities.into_iter().flatten().collect();
-        let metrics = BackendMetrics::default().call_metrics(Some(&description.name));
+        let port = ArrayPort::new(&description.name, MAX_CALL_DURATION, MAX_CALLS);
         Arc::new(CrashingBackend {
             driver: self.clone(),
             node,
             description,
             abilities,
             creates_volumes,
-            runner: CallRunner::new(Secrets::default(), MAX_CALL_DURATION, metrics),
-            limit: ConcurrencyLimit::new(MAX_CALLS),
+            port,
             effects,
         })
     }
@@ -654,59 +648,6 @@ const MAX_CALL_DURATION: Duration = Duration::from_secs(3600);
 /// More calls than any simulation has at a time.
 const MAX_CALLS: usize = 10_000;
 
-/// The error of a call, from the array or from the port.
-struct CallFailure(StorageError);
-
-impl From<OperationConflict> for CallFailure {
-    fn from(conflict: OperationConflict) -> Self {
-        Self(conflict.into_error())
-    }
-}
-
-impl From<TermEnded> for CallFailure {
-    fn from(ended: TermEnded) -> Self {
-        Self(StorageError::with_unknown_effect(ErrorKind::Unavailable, ended.to_string()))
-    }
-}
-
-impl From<Overloaded> for CallFailure {
-    fn from(_: Overloaded) -> Self {
-        Self(StorageError::with_unknown_effect(ErrorKind::Unavailable, "too many calls"))
-    }
-}
-
-impl From<ContractViolation> for CallFailure {
-    fn from(violation: ContractViolation) -> Self {
-        Self(StorageError::with_unknown_effect(ErrorKind::Internal, violation.to_string()))
-    }
-}
-
-/// Sends a call, which is a future here, to the array.
-struct ArrayExchange<'a, R>(PhantomData<fn() -> BoxFuture<'a, R>>);
-
-impl<'a, R: Send> Exchange for ArrayExchange<'a, R> {
-    type Request = BoxFuture<'a, Result<R, StorageError>>;
-    type Response = R;
-    type Failure = CallFailure;
-
-    async fn perform(&mut self, context: CallContext, request: Self::Request) -> Result<R, CallFailure> {
-        let _permit = context.begin()?;
-        // The errors of the driver quote the secrets of the call, which the port has to redact.
-        let quoted = quote_secrets(&context.secrets);
-        request.await.map_err(|error| {
-            CallFailure(StorageError { message: format!("{}{quoted}", error.message), ..error })
-        })
-    }
-
-    fn outcome_label(_: &CallFailure) -> &'static str {
-        "error"
-    }
-
-    fn storage_error(&self, CallFailure(error): CallFailure, redactor: &Redactor) -> StorageError {
-        StorageError { message: redactor.redact(&error.message).into_owned(), ..error }
-    }
-}
-
 /// The request without mount options, which users may change between two attempts.
 fn without_mount_flags(mut request: PublishVolume) -> PublishVolume {
     if let AccessType::Filesystem { mount_flags, .. } = &mut request.capability.access_type {
@@ -724,8 +665,7 @@ struct CrashingBackend {
     abilities: BTreeSet<Ability>,
     creates_volumes: bool,
     /// The port, which has the operations of this process in flight.
-    runner: CallRunner,
-    limit: ConcurrencyLimit,
+    port: ArrayPort,
     effects: Arc<Effects>,
 }
 
@@ -761,8 +701,13 @@ impl CrashingBackend {
         spec: CallSpec<R, R>,
         request: impl Future<Output = Result<R, StorageError>> + Send + 'a,
     ) -> BackendFuture<'a, R> {
-        let exchange = ArrayExchange(PhantomData);
-        Box::pin(self.runner.run(Instant::now(), call, spec, &self.limit, exchange, Box::pin(request)))
+        self.port.run(call, spec, |context| async move {
+            // The errors of the driver quote the secrets of the call, which the port has to redact.
+            let quoted = quote_secrets(&context.secrets);
+            let quote =
+                |error: StorageError| StorageError { message: format!("{}{quoted}", error.message), ..error };
+            request.await.map_err(quote)
+        })
     }
 
     async fn inject(&self, fault: Option<DriverFault>) -> Result<(bool, Option<u64>), StorageError> {

@@ -9,6 +9,7 @@
 
 mod action;
 mod api;
+pub mod array_port;
 pub mod driver;
 pub mod effects;
 mod fixture;
@@ -30,6 +31,7 @@ pub use driver::{
     TopologyBehavior,
 };
 pub use effects::{ApiFault, Effect, Effects, FaultKind};
+pub use process_api::unavailable_response;
 pub use remaining_work::{RemainingWork, WorkKind};
 pub use scenario::Scenario;
 pub use scenarios::{scenarios, skipped_count};

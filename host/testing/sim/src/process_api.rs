@@ -53,6 +53,11 @@ fn status_response((code, reason, message): ErrorStatus) -> Response<ResponseBod
     response
 }
 
+/// The response of an API server that is unavailable.
+pub fn unavailable_response() -> Response<ResponseBody> {
+    status_response(UNAVAILABLE)
+}
+
 impl Service<Request<Body>> for CrashingApi {
     type Response = Response<ResponseBody>;
     type Error = BoxError;
@@ -94,17 +99,15 @@ impl Service<Request<Body>> for CrashingApi {
             let request = Request::from_parts(parts, Body::from(body));
             match fault {
                 None => api.send(request).await,
-                Some(FaultKind::LostResponse) => {
-                    api.send(request).await.map(|_| status_response(UNAVAILABLE))
-                }
-                Some(FaultKind::LostRequest) => Ok(status_response(UNAVAILABLE)),
+                Some(FaultKind::LostResponse) => api.send(request).await.map(|_| unavailable_response()),
+                Some(FaultKind::LostRequest) => Ok(unavailable_response()),
                 Some(FaultKind::Delayed(after)) => {
                     tokio::spawn(async move {
                         tokio::time::sleep(after).await;
                         // The caller already has a response.
                         let _ = api.send(request).await;
                     });
-                    Ok(status_response(UNAVAILABLE))
+                    Ok(unavailable_response())
                 }
                 Some(FaultKind::Conflict) => Ok(status_response(CONFLICT)),
                 Some(FaultKind::ForeignPhase(phase)) => {

@@ -29,7 +29,7 @@ pub type ResponseBody = UnsyncBoxBody<Bytes, BoxError>;
 pub type ClusterFuture<'a> = BoxFuture<'a, Result<(), BoxError>>;
 
 /// 2026-01-01T00:00:00Z, the start of every simulation in paused time.
-const START_UNIX_SECONDS: i64 = 1_767_225_600;
+pub const START_UNIX_SECONDS: i64 = 1_767_225_600;
 
 /// Kind of a [`TestCluster`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -3,7 +3,6 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet},
-    marker::PhantomData,
     sync::{
         Arc,
         atomic::{AtomicBool, Ordering},
@@ -11,23 +10,19 @@ use std::{
     time::Duration,
 };
 
-use cofferdam_backend::{
-    Backend, BackendFuture, BackendMetrics, Call, CallContext, CallRunner, CallSpec, ConcurrencyLimit,
-    ContractViolation, Exchange, Overloaded, Redactor, in_flight::OperationConflict,
-};
+use cofferdam_backend::{Backend, BackendFuture, Call, CallSpec};
 use cofferdam_domain::{
     NodeId, VolumeHandle,
     storage::{
         Ability, ConnectionInfo, CreateVolume, CreatedVolume, Description, ErrorKind, ExpandVolume,
-        ExpandedVolume, Feature, Placement, PublishVolume, Readiness, Secrets, StorageError, ValidateVolume,
+        ExpandedVolume, Feature, Placement, PublishVolume, Readiness, StorageError, ValidateVolume,
         Validation,
     },
-    term::{BootClock, TermEnded},
+    term::BootClock,
 };
-use cofferdam_sim::objects::DRIVER;
-use futures::future::BoxFuture;
+use cofferdam_sim::{array_port::ArrayPort, objects::DRIVER};
 use serde_json::Value;
-use tokio::{sync::oneshot, time::Instant};
+use tokio::{sync::oneshot, time::timeout_at};
 
 use crate::world::{ProcessId, World};
 
@@ -40,6 +35,8 @@ const MAX_SLOW_CALL_TIME: Duration = Duration::from_secs(3);
 const MAX_SLOW_CREATE_TIME: Duration = Duration::from_secs(25);
 /// The port's maximum duration of a call.
 const CALL_TIMEOUT: Duration = Duration::from_secs(60);
+/// The port's maximum number of calls at a time.
+const MAX_CALLS: usize = 100;
 
 #[derive(Clone, Debug)]
 enum Operation {
@@ -203,8 +200,7 @@ pub(crate) struct Driver {
     boot_clock: BootClock,
     description: Description,
     abilities: BTreeSet<Ability>,
-    runner: CallRunner,
-    limit: ConcurrencyLimit,
+    port: ArrayPort,
 }
 
 impl Driver {
@@ -217,15 +213,14 @@ impl Driver {
             volumes_per_node: None,
             features: [Feature::PublishReadonly.to_string()].into(),
         };
-        let metrics = BackendMetrics::default().call_metrics(Some(&description.name));
+        let port = ArrayPort::new(&description.name, CALL_TIMEOUT, MAX_CALLS);
         Self {
             world,
             process,
             boot_clock,
             description,
             abilities: [Ability::Publishing, Ability::Expansion].into(),
-            runner: CallRunner::new(Secrets::default(), CALL_TIMEOUT, metrics),
-            limit: ConcurrencyLimit::new(100),
+            port,
         }
     }
 
@@ -236,12 +231,11 @@ impl Driver {
         operation: Operation,
         convert: impl Fn(Answer) -> Option<R> + Send + 'a,
     ) -> BackendFuture<'a, R> {
-        let request = async move {
-            let answer = self.call(operation).await?;
-            Ok(convert(answer).unwrap())
-        };
-        let exchange = ArrayExchange(PhantomData);
-        Box::pin(self.runner.run(Instant::now(), call, spec, &self.limit, exchange, Box::pin(request)))
+        self.port.run(call, spec, move |context| async move {
+            let answer = timeout_at(context.deadline, self.call(operation)).await;
+            let exceeded = |_| StorageError::with_unknown_effect(ErrorKind::DeadlineExceeded, "no response");
+            Ok(convert(answer.map_err(exceeded).flatten()?).unwrap())
+        })
     }
 
     /// Sends a call to the array, and checks the invariants of calls at its begin.
@@ -348,57 +342,6 @@ async fn carry_out(
     let lost = Err(StorageError::with_unknown_effect(ErrorKind::DeadlineExceeded, "the response was lost"));
     // The process may have dropped the call.
     let _ = reply.send(if fault == Some(2) { lost } else { result });
-}
-
-/// The error of a call, from the array or from the port.
-struct CallFailure(StorageError);
-
-impl From<OperationConflict> for CallFailure {
-    fn from(conflict: OperationConflict) -> Self {
-        Self(conflict.into_error())
-    }
-}
-
-impl From<TermEnded> for CallFailure {
-    fn from(ended: TermEnded) -> Self {
-        Self(StorageError::with_unknown_effect(ErrorKind::Unavailable, ended.to_string()))
-    }
-}
-
-impl From<Overloaded> for CallFailure {
-    fn from(_: Overloaded) -> Self {
-        Self(StorageError::with_unknown_effect(ErrorKind::Unavailable, "too many calls"))
-    }
-}
-
-impl From<ContractViolation> for CallFailure {
-    fn from(violation: ContractViolation) -> Self {
-        Self(StorageError::with_unknown_effect(ErrorKind::Internal, violation.to_string()))
-    }
-}
-
-/// Sends a call, which is a future here, to the array.
-struct ArrayExchange<'a, R>(PhantomData<fn() -> BoxFuture<'a, R>>);
-
-impl<'a, R: Send> Exchange for ArrayExchange<'a, R> {
-    type Request = BoxFuture<'a, Result<R, StorageError>>;
-    type Response = R;
-    type Failure = CallFailure;
-
-    async fn perform(&mut self, context: CallContext, request: Self::Request) -> Result<R, CallFailure> {
-        let _permit = context.begin()?;
-        let timeout = tokio::time::timeout_at(context.deadline, request).await;
-        let exceeded = |_| StorageError::with_unknown_effect(ErrorKind::DeadlineExceeded, "no response");
-        timeout.map_err(exceeded).flatten().map_err(CallFailure)
-    }
-
-    fn outcome_label(_: &CallFailure) -> &'static str {
-        "error"
-    }
-
-    fn storage_error(&self, CallFailure(error): CallFailure, _: &Redactor) -> StorageError {
-        error
-    }
 }
 
 impl Backend for Driver {

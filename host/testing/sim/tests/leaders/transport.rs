@@ -9,18 +9,18 @@ use std::{
 
 use bytes::Bytes;
 use cofferdam_domain::term::BootClock;
+use cofferdam_sim::{test_cluster::ResponseBody, unavailable_response};
 use futures::future::BoxFuture;
-use http::{Method, Request, Response, StatusCode};
+use http::{Method, Request, Response};
 use http_body::Frame;
-use http_body_util::{BodyExt as _, Full, StreamBody, combinators::UnsyncBoxBody};
+use http_body_util::{BodyExt as _, Full, StreamBody};
 use kube::client::Body;
-use serde_json::{Value, json};
+use serde_json::Value;
 use tokio::sync::{mpsc, oneshot};
 use tower::{BoxError, Service, ServiceExt as _};
 
 use crate::world::{ProcessId, World};
 
-type ResponseBody = UnsyncBoxBody<Bytes, BoxError>;
 type Reply = oneshot::Sender<Result<Response<ResponseBody>, BoxError>>;
 
 /// Longest time that a request or a response takes.
@@ -88,17 +88,6 @@ impl Connection {
     }
 }
 
-fn unavailable() -> Response<ResponseBody> {
-    let body = json!({
-        "apiVersion": "v1", "kind": "Status", "metadata": {}, "status": "Failure", "code": 503,
-        "reason": "ServiceUnavailable", "message": "injected: the API server is unavailable",
-    });
-    let body = Full::from(body.to_string()).map_err(|never| match never {}).boxed_unsync();
-    let mut response = Response::new(body);
-    *response.status_mut() = StatusCode::SERVICE_UNAVAILABLE;
-    response
-}
-
 /// Carries a request out, in the runtime of the API server. The result goes nowhere if the process has dropped
 /// the request or died.
 async fn carry_out(
@@ -121,7 +110,7 @@ async fn carry_out(
     }
     let is_write = request.method() != Method::GET;
     if is_write && world.is_fault(0.01) {
-        return drop(reply.send(Ok(unavailable())));
+        return drop(reply.send(Ok(unavailable_response())));
     }
     let is_watch = request.uri().query().is_some_and(|query| query.contains("watch=true"));
     let line = format!("{} {}", request.method(), request.uri().path());
@@ -152,7 +141,7 @@ async fn carry_out(
     world.wait_reachable(process).await;
     let lost = is_write && world.is_fault(0.01);
     let body = Full::new(bytes).map_err(|never| match never {}).boxed_unsync();
-    let response = if lost { unavailable() } else { Response::from_parts(head, body) };
+    let response = if lost { unavailable_response() } else { Response::from_parts(head, body) };
     // The process may have dropped the request.
     let _ = reply.send(Ok(response));
 }

@@ -12,6 +12,7 @@ use std::{
 
 use bytes::Bytes;
 use cofferdam_apiserver::{ApiServer, Options};
+use cofferdam_sim::test_cluster::START_UNIX_SECONDS;
 use fastrand::Rng;
 use futures::FutureExt as _;
 use http::{Method, Request, StatusCode};
@@ -24,7 +25,7 @@ use tower::ServiceExt as _;
 use crate::{array::Array, watches::Watches};
 
 /// 2026-01-01T00:00:00Z in milliseconds, the start of every run.
-pub(crate) const START_UNIX_MS: i64 = 1_767_225_600_000;
+pub(crate) const START_UNIX_MS: i64 = START_UNIX_SECONDS * 1_000;
 
 /// Number of a process: each start has a new one.
 pub(crate) type ProcessId = usize;
