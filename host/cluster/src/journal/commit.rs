@@ -117,14 +117,7 @@ impl Journal {
             };
         }
         let total = state.intents.len();
-        if !state.has_share(intent, size) {
-            let namespace = &intent.claim.namespace;
-            let volumes = state.usage(|tracked| tracked.intent.claim.namespace == *namespace).intents;
-            return Err(match volumes {
-                0 => JournalError::Full(total),
-                _ => JournalError::NamespaceFull { namespace: (**namespace).into(), volumes },
-            });
-        }
+        state.check_share(intent, size)?;
         if state.shards.iter().all(|shard| shard.is_other_format) {
             return Err(JournalError::Refused(OTHER_FORMAT.to_owned()));
         }

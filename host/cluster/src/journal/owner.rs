@@ -126,8 +126,8 @@ impl Journal {
         })
     }
 
-    /// Writes the owner and its epoch to all ConfigMaps that exist or are announced, the first one last: it makes the take
-    /// effective. Returns the versions; zero for a ConfigMap that is neither.
+    /// Writes the owner and its epoch to all ConfigMaps that exist or are announced, the first one last: it
+    /// makes the take effective. Returns the versions; zero for a ConfigMap that is neither.
     async fn write_owner(&self, owner: &str, epoch: u64) -> Result<Versions, ApiError> {
         let (epoch, format) = (epoch.to_string(), FORMAT.to_string());
         let annotations = [(OWNER, owner), (EPOCH, &epoch), (FORMAT_ANNOTATION, &format)];

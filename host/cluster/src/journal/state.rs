@@ -76,11 +76,11 @@ impl TrackedIntent {
 }
 
 /// The part of a journal that some intents use.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) struct Usage {
-    pub(super) intents: usize,
+#[derive(Default)]
+struct Usage {
+    intents: usize,
     /// Bytes of the keys and the JSON.
-    pub(super) bytes: usize,
+    bytes: usize,
 }
 
 #[derive(Default)]
@@ -146,25 +146,31 @@ impl State {
         Some(tracked)
     }
 
-    /// Number and bytes of the intents that match.
-    pub(super) fn usage(&self, matches: impl Fn(&TrackedIntent) -> bool) -> Usage {
-        let matching = self.intents.values().filter(|tracked| matches(tracked));
-        matching.fold(Usage::default(), |usage, tracked| Usage {
-            intents: usage.intents.saturating_add(1),
-            bytes: usage.bytes.saturating_add(tracked.size),
-        })
-    }
-
-    /// Returns `true` if a new intent of this size is within the share of its namespace: half of what the
-    /// intents of other namespaces leave free. A tenant whose requests have an unknown result therefore does
-    /// not stop those of others, and two such tenants do not either.
-    pub(super) fn has_share(&self, intent: &Intent, size: usize) -> bool {
+    /// Checks that a new intent of this size is within the share of its namespace: half of what the intents of
+    /// other namespaces leave free. A tenant whose requests have an unknown result therefore does not stop
+    /// those of others, and two such tenants do not either.
+    ///
+    /// # Errors
+    /// [`JournalError::NamespaceFull`], or [`JournalError::Full`] for a namespace without intents.
+    pub(super) fn check_share(&self, intent: &Intent, size: usize) -> Result<(), JournalError> {
         let namespace = &intent.claim.namespace;
-        let own = self.usage(|tracked| tracked.intent.claim.namespace == *namespace);
-        let others = self.usage(|tracked| tracked.intent.claim.namespace != *namespace);
+        let (mut own, mut others) = (Usage::default(), Usage::default());
+        for tracked in self.intents.values() {
+            let is_own = tracked.intent.claim.namespace == *namespace;
+            let usage = if is_own { &mut own } else { &mut others };
+            usage.intents += 1;
+            usage.bytes = usage.bytes.saturating_add(tracked.size);
+        }
         let share = |limit: usize, others: usize| (limit * SHARD_COUNT).saturating_sub(others) / 2;
-        own.intents < share(MAX_SHARD_INTENTS, others.intents)
+        if own.intents < share(MAX_SHARD_INTENTS, others.intents)
             && own.bytes.saturating_add(size) <= share(MAX_SHARD_BYTES, others.bytes)
+        {
+            return Ok(());
+        }
+        Err(match own.intents {
+            0 => JournalError::Full(self.intents.len()),
+            volumes => JournalError::NamespaceFull { namespace: (**namespace).into(), volumes },
+        })
     }
 
     /// Restores the size of an intent after a failed replacement.
