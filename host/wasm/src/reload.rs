@@ -78,7 +78,6 @@ impl Engine {
         let name = source.name();
         let former = backend.shared_state();
         check_config(&name, &former, &config)?;
-        let secrets = config.secrets.clone();
         let faults = former.capabilities.faults.clone();
         let shared_state = Arc::new(self.shared_state(source, config, faults, Some(&former)).await?);
         let description = loader::describe(&name, &self.inner, &shared_state).await?;
@@ -90,7 +89,7 @@ impl Engine {
             return Err(ReloadError::NotReady { name, reason: reason.clone() });
         }
         loader::log_loaded(&shared_state, &description, &readiness);
-        backend.replace(shared_state, secrets);
+        backend.replace(shared_state);
         Ok(())
     }
 }

@@ -11,7 +11,7 @@ use std::{
 
 use cofferdam_domain::{
     DriverName,
-    storage::{Description, Secrets, StorageError},
+    storage::{Description, StorageError},
 };
 use tokio::time::Instant;
 use tracing::Instrument as _;
@@ -124,9 +124,9 @@ impl WasmBackend {
     }
 
     /// Replaces the component and the configured secrets, for the next call.
-    pub(crate) fn replace(&self, shared_state: Arc<SharedState>, secrets: Secrets) {
+    pub(crate) fn replace(&self, shared_state: Arc<SharedState>) {
         self.inner.metrics.set_limits(&shared_state.limits);
-        self.inner.runner.replace_secrets(secrets);
+        self.inner.runner.replace_secrets(shared_state.secrets.clone());
         *self.inner.shared_state.lock().unwrap_or_else(PoisonError::into_inner) = shared_state;
     }
 

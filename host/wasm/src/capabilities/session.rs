@@ -112,7 +112,7 @@ impl SessionStore {
 
     /// Sets the metrics, once the driver's name is known. Earlier uses are not counted.
     pub(crate) fn set_metrics(&self, metrics: SessionMetrics) {
-        // Set once: a component that is loaded again gets a new store.
+        // Set once: a component that replaces a running one keeps its store.
         let _ = self.metrics.set(metrics);
     }
 
