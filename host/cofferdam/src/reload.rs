@@ -11,10 +11,11 @@ use std::{
 };
 
 use cofferdam_wasm::{Engine, ReloadError};
+use tokio::time::{Instant, interval_at};
 use tokio_util::sync::CancellationToken;
 
 use crate::{
-    config::{BackendSection, ConfigError, ResolvedConfig},
+    config::{BackendSection, ConfigError, Configuration, ResolvedConfig},
     drivers::{DriverKind, DriverLoader, LoadedDriver, backend_config, component_source, read_secrets},
     error::CommandError,
 };
@@ -31,6 +32,9 @@ type FileVersion = (u64, u64, u64, (i64, i64), (i64, i64));
 
 /// Versions of the files of a section; `None` for a file that cannot be read.
 type FileVersions = BTreeMap<PathBuf, Option<FileVersion>>;
+
+/// Versions of the files of each section.
+pub(crate) type SectionFiles = BTreeMap<String, FileVersions>;
 
 /// Takes over changes of a process.
 pub(crate) struct Reloader {
@@ -64,16 +68,18 @@ enum UpdateError {
 }
 
 impl Reloader {
-    /// A reloader of drivers that were loaded from `resolved`.
+    /// A reloader of drivers that were loaded from `resolved`. `files` are the [`section_files`] from before
+    /// the load, which can take long.
     pub(crate) fn new(
         loader: DriverLoader,
         source: ConfigSource,
         resolved: &ResolvedConfig,
+        mut files: SectionFiles,
         drivers: &[LoadedDriver],
     ) -> Self {
-        let reloadable = |driver: &LoadedDriver| {
+        let mut reloadable = |driver: &LoadedDriver| {
             let section = resolved.configuration.backend.get(&driver.name)?.clone();
-            let files = file_versions(&section);
+            let files = files.remove(&driver.name)?;
             Some(ReloadableDriver {
                 name: driver.name.clone(),
                 kind: driver.kind.clone(),
@@ -86,14 +92,14 @@ impl Reloader {
             engine: loader.engine,
             source,
             settings: resolved.setting_values(),
-            drivers: drivers.iter().filter_map(reloadable).collect(),
+            drivers: drivers.iter().filter_map(&mut reloadable).collect(),
             problem: None,
         }
     }
 
     /// Checks for changes until `stop`.
     pub(crate) async fn run(mut self, stop: CancellationToken) {
-        let mut interval = tokio::time::interval(CHECK_INTERVAL);
+        let mut interval = interval_at(Instant::now() + CHECK_INTERVAL, CHECK_INTERVAL);
         loop {
             tokio::select! {
                 biased;
@@ -205,6 +211,12 @@ impl ReloadableDriver {
             }
         }
     }
+}
+
+/// The versions of the files of all sections.
+pub(crate) fn section_files(configuration: &Configuration) -> SectionFiles {
+    let sections = configuration.backend.iter();
+    sections.map(|(name, section)| (name.clone(), file_versions(section))).collect()
 }
 
 fn file_versions(section: &BackendSection) -> FileVersions {

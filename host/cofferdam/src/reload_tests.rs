@@ -16,7 +16,11 @@ struct Process {
 
 impl Process {
     async fn start() -> Self {
-        let directory = tempfile::TempDir::new().unwrap();
+        Self::start_with(tempfile::TempDir::new().unwrap(), |_| {}).await
+    }
+
+    /// As [`Process::start`], with a change of the directory after the driver is loaded.
+    async fn start_with(directory: tempfile::TempDir, change: impl FnOnce(&Path)) -> Self {
         std::fs::write(directory.path().join("memory.wasm"), cofferdam_carried::MEMORY).unwrap();
         std::fs::write(directory.path().join("password"), "first").unwrap();
         write_config(&directory, "1Gi", "");
@@ -27,9 +31,11 @@ impl Process {
             ResolvedConfig::for_cluster(&values, &HashMap::new())
         };
         let resolved = resolve().unwrap();
+        let files = section_files(&resolved.configuration);
         let loader = DriverLoader::new(&resolved.configuration, &mut Registry::default()).unwrap();
         let mut drivers = loader.load_all(&resolved.configuration).await.unwrap();
-        let reloader = Reloader::new(loader, Box::new(resolve), &resolved, &drivers);
+        change(directory.path());
+        let reloader = Reloader::new(loader, Box::new(resolve), &resolved, files, &drivers);
         Self { directory, driver: drivers.remove(0), reloader }
     }
 
@@ -93,4 +99,16 @@ async fn changes_that_fail_or_need_a_restart_leave_the_driver_as_it_is() {
     process.write("memory.wasm", cofferdam_carried::MEMORY);
     write_config(&process.directory, "3Gi", "");
     assert_eq!(process.check().await, (None, 3 << 30), "a change after a failure is taken over");
+}
+
+#[tokio::test]
+async fn a_file_that_changes_while_the_driver_is_loaded_is_read_again() {
+    let directory = tempfile::TempDir::new().unwrap();
+    let mut process = Process::start_with(directory, |directory| {
+        std::fs::write(directory.join("memory.wasm"), &cofferdam_carried::MEMORY[..100]).unwrap();
+    })
+    .await;
+    process.check().await;
+    let problem = process.reloader.drivers[0].problem.clone().unwrap_or_default();
+    assert!(problem.contains("is not a valid WebAssembly component"), "{problem}");
 }

@@ -23,7 +23,7 @@ use crate::{
     error::CommandError,
     host_name::host_name,
     leader_election, logging, process_metrics,
-    reload::{ConfigSource, Reloader},
+    reload::{self, ConfigSource, Reloader},
     rights::{self, RuleNamespaces},
     roles::{csi_server, node},
     sidecar::SidecarRun,
@@ -111,6 +111,7 @@ async fn run_roles(
     let mut registry = Registry::default();
     process_metrics::register(&mut registry);
     let metrics = ServerMetrics::register(&mut registry);
+    let files = reload::section_files(configuration);
     let loader = DriverLoader::new(configuration, &mut registry)?;
     let drivers = loader.load_all(configuration).await?;
     if cluster.is_some() && configuration.node_name.is_none() {
@@ -145,7 +146,7 @@ async fn run_roles(
         Some(_) | None => None,
     };
     let node_roles = node::start_if_configured(configuration, &metrics).await?;
-    let reloader = Some(Reloader::new(loader, source, resolved, &drivers));
+    let reloader = Some(Reloader::new(loader, source, resolved, files, &drivers));
     let workload = Workload { controllers, campaign, servers, node_roles, reloader };
     let running = supervisor::start(workload, registry, &telemetry::endpoints(configuration)).await?;
     let end = running.run_until_signal(&mut signals, configuration.drain_timeout.get(), pending()).await;
