@@ -273,17 +273,8 @@ impl Fixture {
 
     /// Waits for an object that matches.
     pub(crate) async fn wait_for(&self, path: &str, matches: impl Fn(&Value) -> bool) -> Value {
-        let poll = async {
-            loop {
-                let object = self.get(path).await;
-                if matches(&object) {
-                    return object;
-                }
-                tokio::time::sleep(Duration::from_millis(50)).await;
-            }
-        };
-        let result = tokio::time::timeout(TIMEOUT, poll).await;
-        result.unwrap_or_else(|_| panic!("{path} does not match"))
+        let object = async || Some(self.get(path).await).filter(&matches);
+        poll(&format!("match of {path}"), object).await
     }
 
     /// Waits for this number of calls of a method, and returns the last.
@@ -295,9 +286,14 @@ impl Fixture {
 
 /// Waits for a value.
 pub(crate) async fn until<T>(what: &str, mut value: impl FnMut() -> Option<T>) -> T {
+    poll(what, async || value()).await
+}
+
+/// As [`until`], for a value that takes time to read.
+pub(crate) async fn poll<T>(what: &str, mut value: impl AsyncFnMut() -> Option<T>) -> T {
     let poll = async {
         loop {
-            if let Some(value) = value() {
+            if let Some(value) = value().await {
                 return value;
             }
             tokio::time::sleep(Duration::from_millis(50)).await;

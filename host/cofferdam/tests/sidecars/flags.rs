@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 
 use crate::{
     driver::{Behavior, RecordedCall},
-    fixture::{Fixture, free_port, page, until},
+    fixture::{Fixture, free_port, page, poll, until},
 };
 
 const MINUTE: Duration = Duration::from_secs(60);
@@ -233,12 +233,7 @@ async fn attachments_are_read_again_at_the_interval_of_the_flag() {
     let is_attached = |object: &Value| object["status"]["attached"] == json!(true);
     fixture.wait_for("/apis/storage.k8s.io/v1/volumeattachments/attachment", is_attached).await;
     let added = counter(port, ADDS).await;
-    let poll = async {
-        while counter(port, ADDS).await < added + 10 {
-            tokio::time::sleep(Duration::from_millis(100)).await;
-        }
-    };
-    tokio::time::timeout(MINUTE, poll).await.expect("10 keys are added within a minute");
+    poll("10 added keys", async || (counter(port, ADDS).await >= added + 10).then_some(())).await;
     assert_eq!(fixture.driver.calls("ControllerPublishVolume").len(), 1);
 }
 
