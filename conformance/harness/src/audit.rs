@@ -1,6 +1,9 @@
 //! The API server's audit log of requests by Cofferdam's accounts.
 
-use std::{fs, mem, path::PathBuf};
+use std::{
+    fs, mem,
+    path::{Path, PathBuf},
+};
 
 use anyhow::{Context as _, Result};
 use jiff::Timestamp;
@@ -57,8 +60,7 @@ impl AuditLog {
     }
 
     fn read_new(&mut self) -> Result<()> {
-        let log = fs::read_to_string(&self.path)
-            .with_context(|| format!("no audit log {}", self.path.display()))?;
+        let log = read_complete(&self.path)?;
         if !self.is_starting {
             let new = log.get(self.read_bytes..).context("the audit log has shrunk")?;
             self.forbidden.extend(forbidden_requests(new)?);
@@ -151,7 +153,22 @@ pub(crate) fn policy(has_bodies: bool) -> String {
     .to_string()
 }
 
-/// The requests of an audit log, in the order of their responses.
+/// The requests of the audit log at `path`, in the order in which the API server wrote them.
+///
+/// # Errors
+/// If the file cannot be read, or is not an audit log.
+pub(crate) fn read(path: &Path) -> Result<Vec<AuditEvent>> {
+    parse(&read_complete(path)?)
+}
+
+/// The complete lines of a file. The API server may be writing another one.
+fn read_complete(path: &Path) -> Result<String> {
+    let mut log = fs::read(path).with_context(|| format!("no audit log {}", path.display()))?;
+    log.truncate(log.iter().rposition(|byte| *byte == b'\n').map_or(0, |end| end + 1));
+    Ok(String::from_utf8(log)?)
+}
+
+/// The requests of the lines of an audit log.
 ///
 /// # Errors
 /// If the text is not an audit log.
@@ -182,5 +199,28 @@ mod tests {
         let log = line("patch", "\"code\":200") + &line("create", "\"status\":\"Failure\",\"code\":403");
         assert_eq!(forbidden_requests(&log).unwrap(), ["u: create /api/v1/persistentvolumes"]);
         assert!(forbidden_requests("{}").is_err());
+    }
+
+    #[test]
+    fn lines_are_read_once_the_api_server_has_written_their_end() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("audit.log");
+        let line = json!({
+            "verb": "create",
+            "requestURI": "/api/v1/persistentvolumes",
+            "user": { "username": "u\u{e4}" },
+            "responseStatus": { "code": 403 },
+        })
+        .to_string();
+        // The API server may be in the middle of a character.
+        let (begin, end) = line.as_bytes().split_at(line.find('\u{e4}').unwrap() + 1);
+        fs::write(&path, []).unwrap();
+        let mut log = AuditLog::new(path.clone());
+        log.set_ready().unwrap();
+        fs::write(&path, begin).unwrap();
+        assert_eq!(log.take_forbidden().unwrap(), <[&str; 0]>::default());
+        fs::write(&path, [begin, end, b"\n"].concat()).unwrap();
+        assert_eq!(log.take_forbidden().unwrap(), ["u\u{e4}: create /api/v1/persistentvolumes"]);
+        assert_eq!(log.take_forbidden().unwrap(), <[&str; 0]>::default());
     }
 }

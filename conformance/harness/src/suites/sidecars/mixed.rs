@@ -9,7 +9,7 @@
 
 mod terms;
 
-use std::{collections::BTreeMap, fs};
+use std::collections::BTreeMap;
 
 use anyhow::{Context as _, Result, ensure};
 use k8s_openapi::api::{coordination::v1::Lease, core::v1::Secret};
@@ -260,7 +260,7 @@ async fn start(
 /// Checks with the audit log that each replica wrote only while it held the Lease, and that each
 /// implementation led at least twice.
 fn check_terms(run: &SuiteRun, replicas: &[Replica]) -> Result<()> {
-    let requests = audit::parse(&fs::read_to_string(run.log("audit"))?)?;
+    let requests = audit::read(&run.log("audit"))?;
     for slot in SLOTS {
         let replicas: Vec<&Replica> = replicas.iter().filter(|replica| replica.slot == slot).collect();
         let lease = slot.lease(DRIVER);

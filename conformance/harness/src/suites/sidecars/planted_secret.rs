@@ -16,6 +16,7 @@ use kube::{
     api::{DynamicObject, ListParams},
     discovery::{Discovery, verbs},
 };
+use memchr::memmem::Finder;
 
 use crate::process::ManagedProcess;
 
@@ -27,7 +28,7 @@ const MIN_MARKER_LENGTH: usize = 24;
 /// A value that nothing but a Secret may have.
 pub(super) struct PlantedSecret {
     value: String,
-    encodings: Vec<String>,
+    encodings: Vec<Finder<'static>>,
 }
 
 impl PlantedSecret {
@@ -67,6 +68,7 @@ impl PlantedSecret {
             let encoded = STANDARD.encode(format!("{prefix}{marker}"));
             encodings.extend(encoded.get(4..28).map(str::to_owned));
         }
+        let encodings = encodings.iter().map(|encoding| Finder::new(encoding).into_owned()).collect();
         Self { value, encodings }
     }
 
@@ -76,9 +78,7 @@ impl PlantedSecret {
     }
 
     fn is_in(&self, text: &[u8]) -> bool {
-        self.encodings
-            .iter()
-            .any(|encoding| text.windows(encoding.len()).any(|window| window == encoding.as_bytes()))
+        self.encodings.iter().any(|encoding| encoding.find(text).is_some())
     }
 
     /// Searches all files below `directory`: logs, saved metrics, and the audit log with the bodies of requests.
@@ -184,7 +184,7 @@ impl PlantedSecret {
     fn is_in_memory(&self, id: u32) -> Result<bool> {
         let maps = fs::read_to_string(format!("/proc/{id}/maps"))?;
         let mut memory = File::open(format!("/proc/{id}/mem"))?;
-        let overlap = self.encodings.iter().map(String::len).max().unwrap_or_default();
+        let overlap = self.encodings.iter().map(|encoding| encoding.needle().len()).max().unwrap_or_default();
         for line in maps.lines().filter(|line| line.contains(" rw")) {
             let range = line.split(' ').next().and_then(|range| range.split_once('-'));
             let (start, end) = range.context("a mapping without a range")?;
