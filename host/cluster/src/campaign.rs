@@ -1,12 +1,11 @@
-//! The campaign of a process for its Leases: the process leads while it holds all of them. After the loss of
-//! one, it gives the others up and competes again.
+//! A campaign of a process for Leases: the process leads while it holds all of them. After the loss of one, it
+//! gives the others up and competes again.
 
-use std::{future::pending, time::Duration};
+use std::{collections::BTreeSet, future::pending, time::Duration};
 
 use cofferdam_domain::{DriverName, term::Term};
 use futures::future::{join_all, select_all};
 use tokio::{sync::watch, time::timeout};
-use tokio_util::sync::CancellationToken;
 
 use crate::{
     journal::LostJournals,
@@ -17,8 +16,9 @@ use crate::{
 /// Time after which requests to release Leases are given up.
 const RELEASE_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// The Leases of a process.
+/// Leases that the process needs together, to work with some of its drivers.
 pub struct Campaign {
+    drivers: BTreeSet<DriverName>,
     electors: Vec<LeaderElector>,
     terms: TermSender,
     leadership: Leadership,
@@ -27,9 +27,14 @@ pub struct Campaign {
 impl Campaign {
     /// A campaign for the Leases of these electors. Every process should have them in the same order. Sends
     /// no request.
-    pub fn new(electors: Vec<LeaderElector>) -> Self {
+    pub fn new(drivers: BTreeSet<DriverName>, electors: Vec<LeaderElector>) -> Self {
         let (terms, leadership) = Leadership::elected();
-        Self { electors, terms, leadership }
+        Self { drivers, electors, terms, leadership }
+    }
+
+    /// The drivers with which the process works while it leads.
+    pub const fn drivers(&self) -> &BTreeSet<DriverName> {
+        &self.drivers
     }
 
     /// Leadership of this process by each Lease, for health checks.
@@ -37,32 +42,18 @@ impl Campaign {
         self.electors.iter().map(LeaderElector::health).collect()
     }
 
-    /// The terms in which this process holds all Leases, once [`Campaign::lead`] runs.
+    /// The terms in which this process holds all Leases, once [`Campaign::run`] runs.
     pub fn leadership(&self) -> Leadership {
         self.leadership.clone()
     }
 
-    /// Competes for the Leases until `work` has ended, then releases those that it holds. `work` works in the
-    /// terms of [`Campaign::leadership`]. A journal that another process takes ends the term: two processes
-    /// lead, or one works without leader election.
-    pub async fn lead<T>(
-        self,
-        lost_journals: watch::Receiver<LostJournals>,
-        work: impl Future<Output = T>,
-    ) -> T {
-        let work_ended = CancellationToken::new();
-        let guarded_work = async {
-            let result = work.await;
-            work_ended.cancel();
-            result
-        };
-        tokio::join!(guarded_work, self.compete(&work_ended, lost_journals)).0
-    }
-
-    async fn compete(self, work_ended: &CancellationToken, mut lost_journals: watch::Receiver<LostJournals>) {
-        let Self { mut electors, terms, leadership: _ } = self;
-        while !work_ended.is_cancelled() {
-            let held = acquire_all(&mut electors, work_ended).await;
+    /// Competes for the Leases until the process [resigns](Leadership::resign), then releases those that it
+    /// holds. A journal of its drivers that another process takes ends the term: two processes lead, or one
+    /// works without leader election.
+    pub async fn run(self, mut lost_journals: watch::Receiver<LostJournals>) {
+        let Self { drivers, mut electors, terms, leadership: _ } = self;
+        while !terms.is_resigned() {
+            let held = acquire_all(&mut electors, terms.wait_resigned()).await;
             if held == electors.len() {
                 let known_losses = lost_journals.borrow_and_update().clone();
                 terms
@@ -74,14 +65,14 @@ impl Campaign {
                         terms.end();
                         tracing::warn!("{lost}; this process stops work, and competes for the lease again");
                     }
-                    (driver, rival) = wait_new_loss(&known_losses, &mut lost_journals) => {
+                    (driver, rival) = wait_new_loss(&drivers, &known_losses, &mut lost_journals) => {
                         terms.end();
                         tracing::warn!(
                             "process {rival} has taken the intent journal of driver {driver} from this leader; \
                              this process stops work, and competes for the lease again"
                         );
                     }
-                    () = work_ended.cancelled() => terms.end(),
+                    () = terms.wait_resigned() => terms.end(),
                 }
             }
             // A part of the Leases is of no use, and another process may need it.
@@ -95,13 +86,16 @@ impl Campaign {
     }
 }
 
-/// Waits for the loss of a journal that is not one of `known`: those of earlier terms may still be reported.
-/// Each take has another name of the process.
+/// Waits for the loss of a driver's journal that is not one of `known`: those of earlier terms may still be
+/// reported. Each take has another name of the process.
 async fn wait_new_loss(
+    drivers: &BTreeSet<DriverName>,
     known: &LostJournals,
     lost_journals: &mut watch::Receiver<LostJournals>,
 ) -> (DriverName, String) {
-    let is_new = |(driver, rival): &(&DriverName, &String)| known.get(driver) != Some(rival);
+    let is_new = |(driver, rival): &(&DriverName, &String)| {
+        drivers.contains(*driver) && known.get(driver) != Some(rival)
+    };
     loop {
         let loss = lost_journals
             .borrow_and_update()
@@ -118,8 +112,9 @@ async fn wait_new_loss(
 }
 
 /// Acquires the Leases one after the other, in the same order in each process, and renews those that it holds
-/// meanwhile. Returns their number: fewer than all if one was lost, or if `stop` was cancelled.
-async fn acquire_all(electors: &mut [LeaderElector], stop: &CancellationToken) -> usize {
+/// meanwhile. Returns their number: fewer than all if one was lost, or if `stop` has completed.
+async fn acquire_all(electors: &mut [LeaderElector], stop: impl Future<Output = ()>) -> usize {
+    tokio::pin!(stop);
     for index in 0..electors.len() {
         let Some((next, held)) = electors.get_mut(..=index).and_then(<[_]>::split_last_mut) else {
             return index;
@@ -133,7 +128,7 @@ async fn acquire_all(electors: &mut [LeaderElector], stop: &CancellationToken) -
         };
         tokio::select! {
             biased;
-            () = stop.cancelled() => return index,
+            () = &mut stop => return index,
             lost = lost => {
                 tracing::warn!("{lost}");
                 return index;
@@ -154,14 +149,16 @@ mod tests {
     async fn only_a_new_loss_of_a_journal_ends_a_term() {
         let loss = |rival: &str| LostJournals::from([("array.example.com".into(), rival.to_owned())]);
         let (sender, mut receiver) = watch::channel(loss("first-1"));
-        let known = loss("first-1");
-        assert!(wait_new_loss(&known, &mut receiver).now_or_never().is_none());
+        let (known, drivers) = (loss("first-1"), BTreeSet::from(["array.example.com".into()]));
+        assert!(wait_new_loss(&drivers, &known, &mut receiver).now_or_never().is_none());
         sender.send_replace(LostJournals::new());
-        assert!(wait_new_loss(&known, &mut receiver).now_or_never().is_none());
+        assert!(wait_new_loss(&drivers, &known, &mut receiver).now_or_never().is_none());
         sender.send_replace(loss("first-2"));
-        let (driver, rival) = wait_new_loss(&known, &mut receiver).await;
+        let others = BTreeSet::from(["other.example.com".into()]);
+        assert!(wait_new_loss(&others, &known, &mut receiver).now_or_never().is_none(), "not its driver");
+        let (driver, rival) = wait_new_loss(&drivers, &known, &mut receiver).await;
         assert_eq!((driver.as_str(), rival.as_str()), ("array.example.com", "first-2"));
         drop(sender);
-        assert!(wait_new_loss(&loss("first-2"), &mut receiver).now_or_never().is_none());
+        assert!(wait_new_loss(&drivers, &loss("first-2"), &mut receiver).now_or_never().is_none());
     }
 }

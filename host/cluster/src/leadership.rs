@@ -29,20 +29,33 @@ impl LeaderTerm {
 
 /// Begins and ends the terms of [`Leadership`].
 #[derive(Debug)]
-pub struct TermSender(watch::Sender<Option<LeaderTerm>>);
+pub struct TermSender {
+    terms: watch::Sender<Option<LeaderTerm>>,
+    resigned: CancellationToken,
+}
 
 impl TermSender {
     /// Announces a term, after the former one has ended.
     pub fn begin(&self, term: Term) {
-        self.0.send_replace(Some(LeaderTerm::new(term)));
+        self.terms.send_replace(Some(LeaderTerm::new(term)));
     }
 
     /// Ends the term, if there is one.
     pub fn end(&self) {
-        if let Some(LeaderTerm { term, ended }) = self.0.send_replace(None) {
+        if let Some(LeaderTerm { term, ended }) = self.terms.send_replace(None) {
             term.end();
             ended.cancel();
         }
+    }
+
+    /// Waits for [`Leadership::resign`].
+    pub async fn wait_resigned(&self) {
+        self.resigned.cancelled().await;
+    }
+
+    /// True after [`Leadership::resign`].
+    pub fn is_resigned(&self) -> bool {
+        self.resigned.is_cancelled()
     }
 }
 
@@ -57,6 +70,7 @@ impl Drop for TermSender {
 #[derive(Clone, Debug)]
 pub struct Leadership {
     terms: watch::Receiver<Option<LeaderTerm>>,
+    resigned: CancellationToken,
     is_permanent: bool,
 }
 
@@ -64,13 +78,17 @@ impl Leadership {
     /// The leadership of a process without leader election: one term without an end.
     pub fn permanent() -> Self {
         let term = LeaderTerm::new(Term::permanent());
-        Self { terms: watch::channel(Some(term)).1, is_permanent: true }
+        Self { terms: watch::channel(Some(term)).1, resigned: CancellationToken::new(), is_permanent: true }
     }
 
     /// A leadership whose terms the sender begins and ends. There is none at first.
     pub fn elected() -> (TermSender, Self) {
         let (sender, terms) = watch::channel(None);
-        (TermSender(sender), Self { terms, is_permanent: false })
+        let resigned = CancellationToken::new();
+        (
+            TermSender { terms: sender, resigned: resigned.clone() },
+            Self { terms, resigned, is_permanent: false },
+        )
     }
 
     /// True if the process leads without an election.
@@ -81,6 +99,11 @@ impl Leadership {
     /// The current term. `None` if the process does not lead.
     pub fn term(&self) -> Option<LeaderTerm> {
         self.terms.borrow().clone()
+    }
+
+    /// Ends the candidacy after all work has ended: the sender ends the term and begins no further one.
+    pub fn resign(&self) {
+        self.resigned.cancel();
     }
 
     /// Waits for a term, and returns it.

@@ -53,14 +53,15 @@ fn is_in_pod(environment: &HashMap<String, String>) -> bool {
     environment.get(SERVICE_HOST).is_some_and(|host| !host.is_empty())
 }
 
-/// The Leases of the configured roles and of the drivers. `client` should have a connection of its own.
-pub(crate) fn campaign(
+/// The campaigns for the Leases of the configured roles and of the drivers. `client` should have a connection
+/// of its own.
+pub(crate) fn campaigns(
     configuration: &Configuration,
     environment: &HashMap<String, String>,
     client: kube::Client,
     drivers: &[DriverName],
     metrics: &Metrics,
-) -> Campaign {
+) -> Vec<Campaign> {
     let identity = identity();
     let namespace = lease_namespace(configuration, environment);
     let candidate = |name: String| LeaseCandidate {
@@ -71,16 +72,16 @@ pub(crate) fn campaign(
         durations: ResolvedConfig::lease_durations(configuration),
     };
     let api = ApiClient::new(client, metrics.clone());
-    let electors = table::lease_names(&configuration.role.cluster, drivers)
+    let elector = |name| LeaderElector::new(api.clone(), system_clock(), metrics.clone(), candidate(name));
+    table::elections(&configuration.role.cluster, drivers)
         .into_iter()
-        .map(|name| LeaderElector::new(api.clone(), system_clock(), metrics.clone(), candidate(name)))
-        .collect();
-    Campaign::new(electors)
+        .map(|election| Campaign::new(election.drivers, election.leases.into_iter().map(elector).collect()))
+        .collect()
 }
 
 /// The check of `/healthz/leader-election`: of all Leases.
-pub(crate) fn health_check(campaign: &Campaign) -> LeaderElectionHealth {
-    let leases = campaign.health();
+pub(crate) fn health_check(campaigns: &[Campaign]) -> LeaderElectionHealth {
+    let leases: Vec<LeaderHealth> = campaigns.iter().flat_map(Campaign::health).collect();
     Arc::new(move || {
         let checked = leases.iter().try_for_each(LeaderHealth::check);
         checked.map_err(|unhealthy| Unhealthy(unhealthy.to_string()))

@@ -4,8 +4,9 @@
 use std::{sync::Arc, time::Duration};
 
 use cofferdam_cluster::{campaign::Campaign, journal::LostJournals};
-use cofferdam_controllers::{ControllerManager, StoppedRoles};
+use cofferdam_controllers::{ControllerManager, ControllerManagerError, DriverGroup, StoppedRoles};
 use cofferdam_csi::server::Server;
+use futures::future::join_all;
 use prometheus_client::registry::Registry;
 use tokio::{sync::watch, task::JoinHandle};
 use tokio_util::sync::CancellationToken;
@@ -31,8 +32,8 @@ pub(crate) struct SupervisedProcess {
 pub(crate) struct Workload {
     /// Roles that reconcile a cluster.
     pub(crate) controllers: Option<Arc<ControllerManager>>,
-    /// Campaign for the Leases of these roles; `None` to run them at once.
-    pub(crate) campaign: Option<Campaign>,
+    /// Campaigns for the Leases of these roles; empty to run them at once.
+    pub(crate) campaigns: Vec<Campaign>,
     /// Servers of CSI sockets, with the names of their drivers in the configuration.
     pub(crate) servers: Vec<(String, Server)>,
     /// Node roles.
@@ -70,17 +71,12 @@ impl Workload {
     /// Runs until `stop`. If one part ends earlier, with or without an error, all others end too: a partly
     /// running process would look healthy and would not be restarted.
     async fn run(self, stop: CancellationToken) -> Result<(), CommandError> {
-        let Self { controllers, campaign, servers, node_roles, reloader } = self;
+        let Self { controllers, campaigns, servers, node_roles, reloader } = self;
         let roles = async {
-            match (controllers, campaign) {
-                (Some(controllers), Some(campaign)) => {
-                    let (leadership, lost_journals) = (campaign.leadership(), controllers.lost_journals());
-                    campaign
-                        .lead(lost_journals, controllers.run_while_leading(stop.clone(), leadership))
-                        .await?;
-                }
-                (Some(controllers), None) => controllers.run(stop.clone()).await?,
-                (None, _) => stop.cancelled().await,
+            match controllers {
+                Some(controllers) if campaigns.is_empty() => controllers.run(stop.clone()).await?,
+                Some(controllers) => run_elected(&controllers, campaigns, stop.clone()).await?,
+                None => stop.cancelled().await,
             }
             if stop.is_cancelled() { Ok(()) } else { Err(CommandError::RolesStopped) }
         };
@@ -102,6 +98,25 @@ impl Workload {
     }
 }
 
+/// Runs the controllers in the terms of the campaigns. Returns after they have ended and the Leases are
+/// released.
+///
+/// # Errors
+/// [`ControllerManagerError`]
+async fn run_elected(
+    controllers: &ControllerManager,
+    campaigns: Vec<Campaign>,
+    stop: CancellationToken,
+) -> Result<(), ControllerManagerError> {
+    let group = |campaign: &Campaign| DriverGroup {
+        drivers: campaign.drivers().clone(),
+        leadership: campaign.leadership(),
+    };
+    let groups: Vec<_> = campaigns.iter().map(group).collect();
+    let elections = join_all(campaigns.into_iter().map(|campaign| campaign.run(controllers.lost_journals())));
+    tokio::join!(controllers.run_groups(stop, &groups), elections).0
+}
+
 /// Starts the roles, and a telemetry server for each endpoint.
 ///
 /// # Errors
@@ -118,7 +133,7 @@ pub(crate) async fn start(
         stopped_roles: workload.stopped_roles(),
         lost_journals: workload.lost_journals(),
         health: workload.node_roles.as_ref().map(RunningNodeRoles::health),
-        leader_election: workload.campaign.as_ref().map(health_check),
+        leader_election: (!workload.campaigns.is_empty()).then(|| health_check(&workload.campaigns)),
         stopping: stop_roles.clone(),
     };
     let telemetry = RunningTelemetry::start(endpoints, state).await?;

@@ -1,4 +1,5 @@
-//! The manager of one process: one cache, one set of watches, and the controllers of the process's roles.
+//! The manager of one process: one cache, one set of watches, and the controllers of the process's roles, once
+//! for each group of drivers.
 //!
 //! A restore is the restore of the cluster's etcd from a backup. After the process detects one, the manager
 //! writes the restore marker, a ConfigMap that freezes deletions, and replaces the cache and the controllers.
@@ -28,6 +29,7 @@ use crate::{
     conflicts::{RoleStops, StoppedRoles},
     context::ProcessContext,
     controller::{ControllerFactory, Declaration, RunController},
+    driver_group::{AnyLeadership, DriverGroup, GroupReadiness, Readiness},
     drivers::ManagedDriver,
     error::ControllerManagerError,
     events::EventRecorder,
@@ -84,9 +86,16 @@ struct CacheLifetime<'a> {
     cluster: ClusterId,
     cache: &'a Arc<Cache>,
     writer: &'a Writer,
-    events: &'a EventSink,
+    /// Cancelled when the process is asked to stop.
+    stop: &'a CancellationToken,
     /// Ends the watches and the controllers.
     stop_work: &'a CancellationToken,
+}
+
+/// The drivers of a group, with their journals and the events about them.
+struct GroupDrivers<'a> {
+    backends: &'a [Arc<dyn Backend>],
+    events: &'a EventSink,
 }
 
 /// The controllers of a term, and what they share.
@@ -104,7 +113,7 @@ impl TermControllers {
     /// ended.
     async fn run(
         self,
-        ready: &watch::Sender<bool>,
+        ready: GroupReadiness<'_>,
         stop: &CancellationToken,
     ) -> Result<(), ControllerManagerError> {
         let stop_journals = CancellationToken::new();
@@ -119,7 +128,7 @@ impl TermControllers {
 
     async fn run_controllers(
         &self,
-        ready: &watch::Sender<bool>,
+        ready: GroupReadiness<'_>,
         stop: &CancellationToken,
     ) -> Result<(), ControllerManagerError> {
         let loaded = self.journals.iter().filter(|_| self.provisions).map(Journal::load);
@@ -130,7 +139,7 @@ impl TermControllers {
                 loaded.map_err(ControllerManagerError::Start)?
             }
         };
-        ready.send_replace(true);
+        ready.set(true);
         let runs = self
             .controllers
             .iter()
@@ -222,21 +231,46 @@ impl ControllerManager {
         self.run_while_leading(stop, Leadership::permanent()).await
     }
 
-    /// As [`ControllerManager::run`], but the controllers run in terms of `leadership` only. Between terms
-    /// the caches stay synced. When a term ends, the controllers end at once, in-flight work included; `stop`
-    /// lets it finish.
+    /// As [`ControllerManager::run_groups`], with one group of all drivers.
     ///
     /// # Errors
-    /// As [`ControllerManager::run`]. In an elected leadership, reads of a journal are retried.
+    /// As [`ControllerManager::run_groups`].
     pub async fn run_while_leading(
         &self,
         stop: CancellationToken,
-        mut leadership: Leadership,
+        leadership: Leadership,
+    ) -> Result<(), ControllerManagerError> {
+        let backends = &self.dependencies.backends;
+        let drivers = backends.iter().map(|backend| backend.description().name.clone()).collect();
+        self.run_groups(stop, &[DriverGroup { drivers, leadership }]).await
+    }
+
+    /// As [`ControllerManager::run`], but each group of drivers has controllers of its own, which run in terms
+    /// of the group's leadership only. Between terms the caches stay synced. When a term ends, the controllers
+    /// end at once, in-flight work included; `stop` lets it finish. A group [resigns](Leadership::resign) as
+    /// soon as its work has ended after `stop`.
+    ///
+    /// # Errors
+    /// As [`ControllerManager::run`]. In an elected leadership, reads of a journal are retried.
+    pub async fn run_groups(
+        &self,
+        stop: CancellationToken,
+        groups: &[DriverGroup],
+    ) -> Result<(), ControllerManagerError> {
+        let result = self.run_lifetimes(stop, groups).await;
+        groups.iter().for_each(|group| group.leadership.resign());
+        result
+    }
+
+    async fn run_lifetimes(
+        &self,
+        stop: CancellationToken,
+        groups: &[DriverGroup],
     ) -> Result<(), ControllerManagerError> {
         let (mut is_first, mut short_lifetimes) = (true, 0);
         loop {
             let started = Instant::now();
-            let end = self.run_lifetime(&stop, &mut leadership).await;
+            let end = self.run_lifetime(&stop, groups).await;
             self.ready.send_replace(false);
             match end {
                 Ok(LifetimeEnd::Stopped) => return Ok(()),
@@ -268,13 +302,13 @@ impl ControllerManager {
     async fn run_lifetime(
         &self,
         stop: &CancellationToken,
-        leadership: &mut Leadership,
+        groups: &[DriverGroup],
     ) -> Result<LifetimeEnd, ControllerManagerError> {
         // 1. Create the cache, and the writer and the event sink that use it.
         let cache = Arc::new(Cache::default());
         *self.cache.lock() = Arc::clone(&cache);
         let writer = Writer::new(self.dependencies.client.clone(), Arc::clone(&cache), self.metrics.clone())
-            .with_permits(leadership.clone());
+            .with_permits(AnyLeadership::new(groups));
         let (events, event_loop) =
             EventSink::new(&writer, Arc::clone(&self.dependencies.clock), self.metrics.clone());
         let cluster = cluster_id(&writer).await.map_err(ControllerManagerError::Start)?;
@@ -289,19 +323,23 @@ impl ControllerManager {
 
         // 2. Describe the parts of the lifetime. These futures do nothing before step 3.
         let (stop_work, stop_events) = (stop.child_token(), CancellationToken::new());
-        let lifetime =
-            CacheLifetime { cluster, cache: &cache, writer: &writer, events: &events, stop_work: &stop_work };
+        let lifetime = CacheLifetime { cluster, cache: &cache, writer: &writer, stop, stop_work: &stop_work };
+        let readiness = Readiness::new(&self.ready, groups.len());
         let watches = self.watches();
         let run_watches = async {
             watches.run(&writer, &events, &self.metrics, &stop_work).await;
             stop_work.cancel();
         };
         // The controllers run after every required kind is synced.
-        let run_terms = async {
+        let run_groups = async {
             let result = match watches.wait_synced(&cache, &stop_work).await {
                 true => {
                     restore.update_metric();
-                    self.run_terms(&lifetime, leadership).await
+                    let runs = groups
+                        .iter()
+                        .enumerate()
+                        .map(|(index, group)| self.run_group(&lifetime, group, readiness.of_group(index)));
+                    futures::future::join_all(runs).await.into_iter().collect()
                 }
                 false => Ok(()),
             };
@@ -314,7 +352,7 @@ impl ControllerManager {
         // 3. Run them, and handle a restore. Events are flushed after the controllers have ended.
         let ((), result, (), is_restore_handled) = tokio::join!(
             run_watches,
-            run_terms,
+            run_groups,
             event_loop.run(stop_events.clone()),
             restore.run(&stop_work, &stop_events)
         );
@@ -326,6 +364,42 @@ impl ControllerManager {
         Ok(if stop.is_cancelled() { LifetimeEnd::Stopped } else { LifetimeEnd::Restored })
     }
 
+    /// Runs the controllers of a group until the lifetime ends, flushes their events and, if the process was
+    /// asked to stop, resigns.
+    ///
+    /// # Errors
+    /// As [`Self::run_terms`]. The lifetime then ends.
+    async fn run_group(
+        &self,
+        lifetime: &CacheLifetime<'_>,
+        group: &DriverGroup,
+        ready: GroupReadiness<'_>,
+    ) -> Result<(), ControllerManagerError> {
+        let writer = lifetime.writer.clone().with_permits(group.leadership.clone());
+        let (events, event_loop) =
+            EventSink::new(&writer, Arc::clone(&self.dependencies.clock), self.metrics.clone());
+        let all = self.dependencies.backends.iter();
+        let backends: Vec<_> =
+            all.filter(|backend| group.drivers.contains(&backend.description().name)).cloned().collect();
+        let drivers = GroupDrivers { backends: &backends, events: &events };
+        let stop_events = CancellationToken::new();
+        let run_terms = async {
+            let result = self.run_terms(lifetime, &drivers, group.leadership.clone(), ready).await;
+            ready.set(false);
+            if result.is_err() {
+                lifetime.stop_work.cancel();
+            }
+            stop_events.cancel();
+            result
+        };
+        let (result, ()) = tokio::join!(run_terms, event_loop.run(stop_events.clone()));
+        // After a restore the marker is still to be written.
+        if lifetime.stop.is_cancelled() && lifetime.cache.restore_detector.reported().is_none() {
+            group.leadership.resign();
+        }
+        result
+    }
+
     /// Runs the controllers in each term, until the lifetime ends.
     ///
     /// # Errors
@@ -333,19 +407,21 @@ impl ControllerManager {
     async fn run_terms(
         &self,
         lifetime: &CacheLifetime<'_>,
-        leadership: &mut Leadership,
+        drivers: &GroupDrivers<'_>,
+        mut leadership: Leadership,
+        ready: GroupReadiness<'_>,
     ) -> Result<(), ControllerManagerError> {
         let mut failures = 0;
         loop {
             if leadership.term().is_none() {
-                self.ready.send_replace(true);
+                ready.set(true);
             }
             let term = tokio::select! {
                 biased;
                 () = lifetime.stop_work.cancelled() => return Ok(()),
                 term = leadership.wait_term() => term,
             };
-            let delay = match self.run_term(lifetime, &term).await {
+            let delay = match self.run_term(lifetime, drivers, &term, ready).await {
                 Ok(()) => {
                     failures = 0;
                     Duration::ZERO
@@ -369,17 +445,19 @@ impl ControllerManager {
     async fn run_term(
         &self,
         lifetime: &CacheLifetime<'_>,
+        drivers: &GroupDrivers<'_>,
         term: &LeaderTerm,
+        ready: GroupReadiness<'_>,
     ) -> Result<(), ControllerManagerError> {
         let stop = lifetime.stop_work.child_token();
-        let controllers = self.term_controllers(lifetime, term.term(), &stop);
+        let controllers = self.term_controllers(lifetime, drivers, term.term(), &stop);
         tokio::select! {
             biased;
             () = term.wait_end() => {
                 tracing::warn!("the term has ended: the roles have stopped, and wait for another term");
                 Ok(())
             }
-            result = controllers.run(&self.ready, &stop) => result,
+            result = controllers.run(ready, &stop) => result,
         }
     }
 
@@ -393,12 +471,13 @@ impl ControllerManager {
     fn context(
         &self,
         lifetime: &CacheLifetime<'_>,
+        GroupDrivers { backends, events }: &GroupDrivers<'_>,
         term: &Term,
         role_stops: &Arc<RoleStops>,
     ) -> ProcessContext {
-        let CacheLifetime { cluster, cache, writer, events, .. } = lifetime;
+        let CacheLifetime { cluster, cache, writer, .. } = lifetime;
         let writer = &(*writer).clone().with_permits(term.clone());
-        let (settings, backends) = (&self.settings, &self.dependencies.backends);
+        let settings = &self.settings;
         let names = settings.cluster_wide(backends).map(|backend| backend.description().name.clone());
         ProcessContext {
             cache: Arc::clone(cache),
@@ -410,7 +489,7 @@ impl ControllerManager {
             clock: Arc::clone(&self.dependencies.clock),
             settings: settings.clone(),
             cluster: cluster.clone(),
-            drivers: Arc::new(self.drivers(writer, events)),
+            drivers: Arc::new(self.drivers(backends, writer, events)),
             local_node: settings.local_node(backends),
             provisioned_drivers: Arc::new(names.filter(|_| self.provisions()).collect()),
             channels: Arc::default(),
@@ -425,7 +504,12 @@ impl ControllerManager {
         self.controllers.iter().any(|(controller, _)| controller.provisions)
     }
 
-    fn drivers(&self, writer: &Writer, events: &EventSink) -> HashMap<DriverName, ManagedDriver> {
+    fn drivers(
+        &self,
+        backends: &[Arc<dyn Backend>],
+        writer: &Writer,
+        events: &EventSink,
+    ) -> HashMap<DriverName, ManagedDriver> {
         let driver = |backend: &Arc<dyn Backend>| {
             let name = backend.description().name.clone();
             let namespace = self.settings.namespace.clone();
@@ -456,7 +540,7 @@ impl ControllerManager {
             };
             (name, driver)
         };
-        self.dependencies.backends.iter().map(driver).collect()
+        backends.iter().map(driver).collect()
     }
 
     /// Creates the controllers of a term, in the order of the table, and subscribes them: every cached object
@@ -464,6 +548,7 @@ impl ControllerManager {
     fn term_controllers(
         &self,
         lifetime: &CacheLifetime<'_>,
+        drivers: &GroupDrivers<'_>,
         term: &Term,
         stop: &CancellationToken,
     ) -> TermControllers {
@@ -473,7 +558,7 @@ impl ControllerManager {
             stop,
             self.metrics.clone(),
         ));
-        let context = self.context(lifetime, term, &role_stops);
+        let context = self.context(lifetime, drivers, term, &role_stops);
         TermControllers {
             controllers: self
                 .controllers

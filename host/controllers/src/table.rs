@@ -77,8 +77,33 @@ pub(crate) fn rbac_rules_of(
     rbac::merge(controllers.map(|controller| (controller.rbac_rules)(placement)))
 }
 
-/// The names of the Leases of a process with these roles and drivers, sorted, so that processes acquire them
-/// in the same order. They are those of the sidecars that the roles replace.
+/// An election: the Leases that a process needs together, and the drivers with which it works while it holds
+/// them.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Election {
+    /// Names of the Leases, sorted, so that processes acquire them in the same order.
+    pub leases: BTreeSet<String>,
+    /// Names of the drivers.
+    pub drivers: BTreeSet<DriverName>,
+}
+
+/// The elections of a process with these roles and drivers: one for each driver if every role needs a driver,
+/// so that replicas share the drivers. Otherwise one: controllers without a driver exchange messages with those
+/// of the drivers.
+pub fn elections(roles: &BTreeSet<Role>, drivers: &[DriverName]) -> Vec<Election> {
+    let election = |drivers: &[DriverName]| Election {
+        leases: lease_names(roles, drivers),
+        drivers: drivers.iter().cloned().collect(),
+    };
+    let mut controllers = CONTROLLERS.iter().filter(|controller| roles.contains(&controller.role));
+    match controllers.all(|controller| controller.needs_driver) {
+        true => drivers.iter().map(|driver| election(std::slice::from_ref(driver))).collect(),
+        false => vec![election(drivers)],
+    }
+}
+
+/// The names of the Leases of a process with these roles and drivers: those of the sidecars that the roles
+/// replace.
 pub fn lease_names(roles: &BTreeSet<Role>, drivers: &[DriverName]) -> BTreeSet<String> {
     let controllers = CONTROLLERS.iter().filter(|controller| roles.contains(&controller.role));
     let names = controllers.flat_map(|controller| {
@@ -143,6 +168,31 @@ mod tests {
             "external-resizer-ebs-csi-aws-com",
         ];
         assert_eq!(names, expected);
+    }
+
+    #[test]
+    fn replicas_share_drivers_unless_a_role_needs_none() {
+        let drivers: [DriverName; 2] = ["a.example.com".into(), "b.example.com".into()];
+        let elections_of = |roles: &[&str]| -> Vec<(Vec<String>, usize)> {
+            let roles = roles.iter().map(|role| role.parse().unwrap()).collect();
+            let elections = elections(&roles, &drivers).into_iter();
+            elections
+                .map(|election| (election.leases.into_iter().collect(), election.drivers.len()))
+                .collect()
+        };
+        let leases = |names: &[&str]| names.iter().map(|name| (*name).to_owned()).collect::<Vec<_>>();
+        assert_eq!(
+            elections_of(&["provisioner", "attacher"]),
+            [
+                (leases(&["a-example-com", "external-attacher-leader-a-example-com"]), 1),
+                (leases(&["b-example-com", "external-attacher-leader-b-example-com"]), 1),
+            ]
+        );
+        assert_eq!(
+            elections_of(&["provisioner", "pv-controller"]),
+            [(leases(&["a-example-com", "b-example-com", "cofferdam-pv-controller"]), 2)]
+        );
+        assert_eq!(elections_of(&["protection"]), [(leases(&["cofferdam-protection"]), 2)]);
     }
 
     #[test]

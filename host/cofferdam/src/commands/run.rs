@@ -134,20 +134,20 @@ async fn run_roles(
         None => None,
         Some(cluster) => Some(create_controller_manager(configuration, cluster, &drivers, &mut registry)?),
     };
-    let campaign = match &controllers {
+    let campaigns = match &controllers {
         Some(controllers) if leader_election::is_enabled(configuration, environment) => {
             // A connection of its own: a busy process still renews its leases in time.
             let client = client::connect(configuration, client_environment).await?.client;
             let names: Vec<_> =
                 drivers.iter().map(|driver| driver.backend().description().name.clone()).collect();
             let metrics = controllers.metrics();
-            Some(leader_election::campaign(configuration, environment, client, &names, metrics))
+            leader_election::campaigns(configuration, environment, client, &names, metrics)
         }
-        Some(_) | None => None,
+        Some(_) | None => Vec::new(),
     };
     let node_roles = node::start_if_configured(configuration, &metrics).await?;
     let reloader = Some(Reloader::new(loader, source, resolved, files, &drivers));
-    let workload = Workload { controllers, campaign, servers, node_roles, reloader };
+    let workload = Workload { controllers, campaigns, servers, node_roles, reloader };
     let running = supervisor::start(workload, registry, &telemetry::endpoints(configuration)).await?;
     let end = running.run_until_signal(&mut signals, configuration.drain_timeout.get(), pending()).await;
     end.map_err(|failure| match (failure, api) {

@@ -143,15 +143,20 @@ struct ClaimRecorderContext {
     cache: Arc<Cache>,
     backoff: ExponentialBackoff,
     queue_metrics: Metrics,
+    drivers: BTreeSet<DriverName>,
     reconciled: Counter,
 }
 
-/// A controller that records the claims of the cluster. It is declared in this test only.
+/// A controller that records the claims of the cluster. With drivers, it calls [`CALL`] for the claims that are
+/// named as one of them. It is declared in this test only.
 struct ClaimRecorder {
     context: ClaimRecorderContext,
     queue: Queue<ClaimKey>,
     claims: Mutex<BTreeSet<ClaimKey>>,
 }
+
+/// Duration of a driver call.
+const CALL: Duration = Duration::from_secs(5);
 
 const CLAIM_RECORDER: Role = Role::new("claim-recorder");
 
@@ -181,6 +186,7 @@ impl DeclaredController for ClaimRecorder {
             cache: Arc::clone(&process.cache),
             backoff: process.settings.calls.api_backoff(),
             queue_metrics: process.queue_metrics.clone(),
+            drivers: process.drivers.keys().cloned().collect(),
             reconciled,
         }
     }
@@ -203,9 +209,16 @@ impl Controller for ClaimRecorder {
     async fn run(self: Arc<Self>, stop: CancellationToken) {
         let controller = Arc::clone(&self);
         let reconcile = move |claim: ClaimKey| {
+            let is_called = controller.context.drivers.contains(&DriverName::from(&*claim.name));
             let is_new = controller.claims.lock().insert(claim);
-            controller.context.reconciled.inc_by(u64::from(is_new));
-            async { Action::Done }
+            let reconciled = controller.context.reconciled.clone();
+            async move {
+                if is_called {
+                    tokio::time::sleep(CALL).await;
+                }
+                reconciled.inc_by(u64::from(is_new));
+                Action::Done
+            }
         };
         self.queue.run(1, stop, reconcile).await;
     }
@@ -254,11 +267,27 @@ struct RunningRecorder {
 impl RunningRecorder {
     /// Starts the process, and waits until it is ready.
     async fn start(leadership: Leadership) -> Self {
+        Self::start_groups(vec![DriverGroup { drivers: BTreeSet::new(), leadership }]).await
+    }
+
+    /// Starts a process with these groups of drivers, and waits until it is ready.
+    async fn start_groups(groups: Vec<DriverGroup>) -> Self {
+        let backend = |name: &DriverName| -> Arc<dyn Backend> {
+            let description = Description {
+                name: name.clone(),
+                version: String::new(),
+                topology_keys: Vec::new(),
+                placement: Placement::default(),
+                volumes_per_node: None,
+                features: Vec::new(),
+            };
+            ScriptedBackend::unresponsive(description, BTreeSet::new(), false)
+        };
         let table: Vec<_> = CONTROLLERS.iter().copied().chain([Declaration::of::<ClaimRecorder>()]).collect();
         let api = ApiServer::new(Options { uid_seed: Some(7), ..Options::default() });
         let dependencies = Dependencies {
             client: kube::Client::new(api.service(), "default"),
-            backends: Vec::new(),
+            backends: groups.iter().flat_map(|group| group.drivers.iter().map(backend)).collect(),
             clock: Arc::new(|| jiff::Timestamp::from_second(1_767_225_600).unwrap()),
             observer: Arc::new(NoopStepObserver),
         };
@@ -268,7 +297,7 @@ impl RunningRecorder {
         let (manager, stop) = (Arc::new(manager), CancellationToken::new());
         let running = tokio::spawn({
             let (manager, stop) = (Arc::clone(&manager), stop.clone());
-            async move { manager.run_while_leading(stop, leadership).await }
+            async move { manager.run_groups(stop, &groups).await }
         });
         manager.ready().wait_for(|ready| *ready).await.unwrap();
         Self { api: TestApi(api), manager, registry, stop, running }
@@ -318,5 +347,31 @@ async fn controllers_work_in_terms_only_and_the_cache_stays() {
     drop(terms);
     recorder.api.create_claim("d").await;
     assert_eq!(recorder.recorded().await, 5, "no work when nobody renews the Lease");
+    recorder.stop().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_group_resigns_as_soon_as_its_own_work_has_ended() {
+    let (busy, busy_leadership) = Leadership::elected();
+    let (idle, idle_leadership) = Leadership::elected();
+    let group =
+        |driver: &str, leadership| DriverGroup { drivers: BTreeSet::from([driver.into()]), leadership };
+    let groups = vec![group("busy", busy_leadership), group("idle", idle_leadership)];
+    let recorder = RunningRecorder::start_groups(groups).await;
+    busy.begin(Term::permanent());
+    recorder.api.create_claim("other").await;
+    assert_eq!(recorder.recorded().await, 1, "a group that does not lead has no controller");
+    idle.begin(Term::permanent());
+    assert_eq!(recorder.recorded().await, 2, "each group has a controller of its own");
+
+    recorder.api.create_claim("busy").await;
+    assert_eq!(recorder.recorded().await, 3, "the call of the busy group runs");
+    let stopped = Instant::now();
+    recorder.stop.cancel();
+    idle.wait_resigned().await;
+    assert_eq!(stopped.elapsed(), Duration::ZERO);
+    assert!(!busy.is_resigned());
+    busy.wait_resigned().await;
+    assert_eq!(stopped.elapsed(), CALL - Duration::from_secs(1));
     recorder.stop().await;
 }

@@ -250,7 +250,7 @@ async fn main(world: Arc<World>, id: ProcessId, clocks: Clocks, stop: Cancellati
     };
     let controllers = ControllerManager::new(settings, dependencies, &mut Registry::default()).unwrap();
     let api = ApiClient::new(kube::Client::new(connection(true), "default"), controllers.metrics().clone());
-    let electors = table::lease_names(&roles().into(), &[DRIVER.into()]).into_iter().map(|name| {
+    let elector = |name| {
         let candidate = LeaseCandidate {
             namespace: "default".to_owned(),
             name,
@@ -267,13 +267,19 @@ async fn main(world: Arc<World>, id: ProcessId, clocks: Clocks, stop: Cancellati
             _ => clocks.boot_clock(),
         };
         LeaderElector::new(api.clone(), clocks.wall_clock(), metrics, candidate).with_boot_clock(boot_clock)
-    });
-    let campaign = Campaign::new(electors.collect());
+    };
+    let election = table::elections(&roles().into(), &[DRIVER.into()]).remove(0);
+    let campaign = Campaign::new(election.drivers, election.leases.into_iter().map(elector).collect());
     let leadership = match variant {
         Variant::WithoutPermits => Leadership::permanent(),
         _ => campaign.leadership(),
     };
+    let resigns = campaign.leadership();
     // A process that cannot read the cluster at its start ends, and kubelet starts another one.
     let lost_journals = controllers.lost_journals();
-    let _ = campaign.lead(lost_journals, controllers.run_while_leading(stop, leadership)).await;
+    let work = async {
+        let _ = controllers.run_while_leading(stop, leadership).await;
+        resigns.resign();
+    };
+    tokio::join!(work, campaign.run(lost_journals));
 }
