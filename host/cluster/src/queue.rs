@@ -75,15 +75,30 @@ struct State<K> {
     /// Keys that [`Queue::add_if_absent`] added during their run. They run again only after [`Action::Done`].
     rerun_when_done: HashSet<K>,
     delayed: BinaryHeap<Reverse<(Instant, u64, K)>>,
-    /// Ticket of a key's valid entry in `delayed`. Other entries are stale.
-    due: HashMap<K, u64>,
+    /// Keys that [`Queue::add_once_per_backoff`] added during their run.
+    changed_in_run: HashSet<K>,
+    /// Ticket of a key's valid entry in `delayed`, with its time. Other entries are stale.
+    due: HashMap<K, (u64, Instant)>,
+    /// The end of the last back-off of a failing key that a change has ended early.
+    ended_early: HashMap<K, Instant>,
     failures: HashMap<K, u32>,
     /// Number of consecutive [`Action::Requeue`] results of a key.
     immediate_requeues: HashMap<K, u32>,
     last_ticket: u64,
 }
 
-impl<K: Eq + Hash + Ord> State<K> {
+impl<K: Clone + Eq + Hash + Ord> State<K> {
+    /// Returns true if the back-off of a failing key may end now. Within the time of a back-off that was
+    /// ended early, no other one is.
+    fn end_backoff_early(&mut self, key: &K) -> bool {
+        let Some((_, end)) = self.due.get(key) else { return true };
+        if self.ended_early.get(key).is_some_and(|ended| Instant::now() < *ended) {
+            return false;
+        }
+        self.ended_early.insert(key.clone(), *end);
+        true
+    }
+
     /// Releases the memory of a burst.
     fn shrink_when_idle(&mut self) {
         if !self.ready.is_empty()
@@ -98,7 +113,9 @@ impl<K: Eq + Hash + Ord> State<K> {
         self.dirty.shrink_to(RETAINED_CAPACITY);
         self.rerun_when_done.shrink_to(RETAINED_CAPACITY);
         self.delayed.shrink_to(RETAINED_CAPACITY);
+        self.changed_in_run.shrink_to(RETAINED_CAPACITY);
         self.due.shrink_to(RETAINED_CAPACITY);
+        self.ended_early.shrink_to(RETAINED_CAPACITY);
         self.failures.shrink_to(RETAINED_CAPACITY);
         self.immediate_requeues.shrink_to(RETAINED_CAPACITY);
     }
@@ -145,7 +162,9 @@ impl<K: Clone + Eq + Hash + Ord + fmt::Debug + Send + Sync + 'static> Queue<K> {
             dirty: HashSet::new(),
             rerun_when_done: HashSet::new(),
             delayed: BinaryHeap::new(),
+            changed_in_run: HashSet::new(),
             due: HashMap::new(),
+            ended_early: HashMap::new(),
             failures: HashMap::new(),
             immediate_requeues: HashMap::new(),
             last_ticket: 0,
@@ -169,6 +188,20 @@ impl<K: Clone + Eq + Hash + Ord + fmt::Debug + Send + Sync + 'static> Queue<K> {
         if state.running.contains(&key) {
             state.dirty.insert(key);
         } else {
+            self.push_ready(&mut state, key);
+        }
+    }
+
+    /// As [`Queue::add`], for a change that a user can make as often as he likes: it ends a back-off early,
+    /// and further ones within the time of that back-off leave the key's delay as it is.
+    pub fn add_once_per_backoff(&self, key: K) {
+        let mut state = self.inner.state.lock();
+        if state.running.contains(&key) {
+            self.inner.metrics.adds.inc();
+            state.changed_in_run.insert(key);
+        } else if !state.failures.contains_key(&key) || state.end_backoff_early(&key) {
+            self.inner.metrics.adds.inc();
+            state.due.remove(&key);
             self.push_ready(&mut state, key);
         }
     }
@@ -285,18 +318,27 @@ impl<K: Clone + Eq + Hash + Ord + fmt::Debug + Send + Sync + 'static> Queue<K> {
             // Only success resets the count: a requeue does not resolve earlier failures.
             if action == Action::Done {
                 state.failures.remove(&key);
+                state.ended_early.remove(&key);
             }
             0
         };
         let reruns = state.rerun_when_done.remove(&key) && action == Action::Done;
-        if state.dirty.remove(&key) || reruns || action == Action::Requeue {
+        let has_changed = state.changed_in_run.remove(&key);
+        if state.dirty.remove(&key) || reruns || action == Action::Requeue || (has_changed && !failed) {
             self.push_ready(&mut state, key);
             return;
         }
-        match action {
-            Action::Done | Action::Requeue => {}
-            Action::RequeueAfter(delay) | Action::BackoffFor(delay) => self.delay(&mut state, key, delay),
-            Action::Backoff => self.delay(&mut state, key, self.inner.backoff.delay(failures)),
+        let delay = match action {
+            Action::Done | Action::Requeue => None,
+            Action::RequeueAfter(delay) | Action::BackoffFor(delay) => Some(delay),
+            Action::Backoff => Some(self.inner.backoff.delay(failures)),
+        };
+        if let Some(delay) = delay {
+            self.delay(&mut state, key.clone(), delay);
+        }
+        if has_changed && state.end_backoff_early(&key) {
+            state.due.remove(&key);
+            self.push_ready(&mut state, key);
         }
         state.shrink_when_idle();
     }
@@ -314,8 +356,9 @@ impl<K: Clone + Eq + Hash + Ord + fmt::Debug + Send + Sync + 'static> Queue<K> {
     fn delay(&self, state: &mut State<K>, key: K, delay: Duration) {
         state.last_ticket += 1;
         let ticket = state.last_ticket;
-        state.due.insert(key.clone(), ticket);
-        state.delayed.push(Reverse((Instant::now() + delay, ticket, key)));
+        let at = Instant::now() + delay;
+        state.due.insert(key.clone(), (ticket, at));
+        state.delayed.push(Reverse((at, ticket, key)));
         self.inner.changed.notify_one();
     }
 
@@ -324,7 +367,7 @@ impl<K: Clone + Eq + Hash + Ord + fmt::Debug + Send + Sync + 'static> Queue<K> {
         let mut state = self.inner.state.lock();
         loop {
             let Reverse((at, ticket, key)) = state.delayed.peek()?;
-            if state.due.get(key) == Some(ticket) {
+            if state.due.get(key).is_some_and(|(valid, _)| valid == ticket) {
                 return Some(*at);
             }
             state.delayed.pop();
@@ -339,7 +382,7 @@ impl<K: Clone + Eq + Hash + Ord + fmt::Debug + Send + Sync + 'static> Queue<K> {
             && *at <= now
         {
             let Some(Reverse((_, ticket, key))) = state.delayed.pop() else { break };
-            if state.due.get(&key) == Some(&ticket) {
+            if state.due.get(&key).is_some_and(|(valid, _)| *valid == ticket) {
                 state.due.remove(&key);
                 if state.running.contains(&key) {
                     state.dirty.insert(key);

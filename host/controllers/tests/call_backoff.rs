@@ -11,10 +11,10 @@ use std::{
 use cofferdam_controllers::Role;
 use cofferdam_domain::{names, storage::ErrorKind};
 use cofferdam_sim::{
-    ApiTransport, DriverFault, EnvironmentKind, InProcessCluster, Simulation, TestCluster, TestUser,
-    TopologyBehavior,
-    UserAction::{self, Create, Delete, Patch, Wait},
-    objects::{DRIVER, claim, class, csi_node, node, with},
+    ApiTransport, DriverFault, EnvironmentKind, InProcessCluster, ResizingBehavior, Simulation, TestCluster,
+    TestUser, TopologyBehavior,
+    UserAction::{self, Create, Delete, Patch, Settle, Wait},
+    objects::{DRIVER, attributes_class, claim, class, csi_node, node, with},
     test_cluster::{BoxError, Clock, ClusterFuture},
 };
 use http::{Method, Request};
@@ -206,4 +206,44 @@ async fn claims_deleted_during_create_calls_share_lists_of_volumes() {
     assert_eq!((outcome.violations, outcome.intents), (Vec::new(), 0));
     let deletes = outcome.calls.iter().filter(|call| *call == "delete gone").count();
     assert_eq!((deletes, outcome.array_owners.len()), (CLAIMS, 0), "{:?}", outcome.calls);
+}
+
+/// Runs `change` 100 times from 40 to 50 seconds after the first failed call. Returns the number of expand or
+/// modify calls from the first change until a second after the last one. Every such call fails.
+async fn count_resizer_calls(first: Value, change: impl Fn(usize) -> Value) -> usize {
+    let faults = || vec![DriverFault::Refuse(ErrorKind::Internal); 400];
+    let resizing =
+        ResizingBehavior { expand_faults: faults(), modify_faults: faults(), ..ResizingBehavior::default() };
+    let simulation = Simulation::new(&Role::ALL, Vec::new(), Vec::new()).with_resizing(resizing);
+    let setup = [
+        Create(with(class("gold"), &json!({"allowVolumeExpansion": true}))),
+        Create(attributes_class("fast", "9")),
+        Create(attributes_class("slow", "1")),
+        Create(claim("a", "gold")),
+        Settle,
+        Patch(CLAIM, first),
+        Wait(Duration::from_secs(40)),
+    ];
+    let actions: Vec<UserAction> =
+        setup.into_iter().chain(repeat(|number| Patch(CLAIM, change(number)))).collect();
+    let count = async {
+        tokio::time::sleep(Duration::from_secs(3600 + 39)).await;
+        let before = simulation.driver().calls().len();
+        tokio::time::sleep(Duration::from_secs(12)).await;
+        simulation.driver().calls().len() - before
+    };
+    let ((outcome, _), calls) = tokio::join!(simulation.run(&actions, None), count);
+    assert_eq!(outcome.violations, [""; 0]);
+    calls
+}
+
+/// Calls fail at 0, 1, 3, 7, 15 and 31 seconds. The next one is due after 63 seconds.
+#[tokio::test(start_paused = true)]
+async fn changes_of_a_claim_end_the_backoff_of_the_resizer_once() {
+    let class = |name: &str| json!({"spec": {"volumeAttributesClassName": name}});
+    let size = |mebibytes: usize| json!({"spec": {"resources": {"requests": {"storage": format!("{mebibytes}Mi")}}}});
+    let calls = count_resizer_calls(size(2048), |number| size(2049 + number)).await;
+    assert_eq!(calls, 1, "growing size");
+    let flip = |number: usize| class(if number.is_multiple_of(2) { "slow" } else { "fast" });
+    assert_eq!(count_resizer_calls(class("fast"), flip).await, 1, "class");
 }

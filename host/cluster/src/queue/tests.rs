@@ -233,3 +233,51 @@ async fn keys_of_a_dropped_queue_leave_the_depth() {
     drop(clone);
     assert_eq!(depth.get(), 1, "the other queue of this name has one key");
 }
+
+#[tokio::test(start_paused = true)]
+async fn changes_end_a_backoff_early_once_until_its_end() {
+    let queue = queue();
+    queue.add(1);
+    let changes = async {
+        // Failures at 0 and 1 s: the next run is due at 3 s.
+        tokio::time::sleep(Duration::from_millis(2_100)).await;
+        for _ in 0..100 {
+            queue.add_once_per_backoff(1);
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+        // The failure at 2.1 s delays the next run until 6.1 s; the ended back-off lasted until 3 s.
+        tokio::time::sleep(Duration::from_secs(2)).await;
+        queue.add_once_per_backoff(1);
+        queue.add_once_per_backoff(1);
+    };
+    let work = |_, before| if before < 4 { Action::Backoff } else { Action::Done };
+    let (log, ()) = tokio::join!(run(&queue, 1, Duration::from_secs(60), work), changes);
+    assert_eq!(log, [(1, 0), (1, 1), (1, 2), (1, 4), (1, 9)]);
+    queue.add_once_per_backoff(1);
+    let log = run(&queue, 1, Duration::from_secs(1), |_, _| Action::Done).await;
+    assert_eq!(log, [(1, 0)], "without a failure a change is not delayed");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_change_during_a_run_ends_the_backoff_after_it_once() {
+    let queue = queue();
+    queue.add(1);
+    let (stop, runs) = (CancellationToken::new(), Arc::new(Mutex::new(Vec::new())));
+    let started = Instant::now();
+    let (log, changed) = (Arc::clone(&runs), queue.clone());
+    let running = queue.run(1, stop.clone(), move |key| {
+        let (log, changed) = (Arc::clone(&log), changed.clone());
+        async move {
+            log.lock().unwrap().push(started.elapsed().as_secs());
+            changed.add_once_per_backoff(key);
+            let succeeds = log.lock().unwrap().len() == 4;
+            if succeeds { Action::RequeueAfter(Duration::from_secs(3600)) } else { Action::Backoff }
+        }
+    });
+    tokio::join!(running, async {
+        tokio::time::sleep(Duration::from_secs(5)).await;
+        stop.cancel();
+    });
+    // The run at 0 s is repeated at once, and the repetition only after its back-off of 2 s.
+    assert_eq!(*runs.lock().unwrap(), [0, 0, 2, 2, 2]);
+}

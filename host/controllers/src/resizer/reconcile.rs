@@ -158,10 +158,10 @@ impl Resizer {
         }
         let Some(new) = &change.new else { return };
         if rules::is_relevant_change(old, new) {
-            self.enqueue_claim(new, ResizeOperation::Expansion);
+            self.enqueue_changed_claim(new, ResizeOperation::Expansion);
         }
         if modification::is_relevant_change(old, new) {
-            self.enqueue_claim(new, ResizeOperation::Modification);
+            self.enqueue_changed_claim(new, ResizeOperation::Modification);
         }
     }
 
@@ -248,12 +248,26 @@ impl Resizer {
     }
 
     fn enqueue_claim(&self, claim: &Claim, operation: ResizeOperation) {
-        if operation == ResizeOperation::Modification && !self.context.settings.volume_attributes_class {
-            return;
+        if let Some(queue) = self.queue_of(claim, operation) {
+            queue.add(claim.key.clone());
         }
-        if let Some(queues) = self.queues_of(claim) {
-            queues.get(operation).add(claim.key.clone());
+    }
+
+    /// Enqueues a claim after a change of it. Users can change a claim as often as they like, and each change
+    /// could cause a driver call.
+    fn enqueue_changed_claim(&self, claim: &Claim, operation: ResizeOperation) {
+        if let Some(queue) = self.queue_of(claim, operation) {
+            queue.add_once_per_backoff(claim.key.clone());
         }
+    }
+
+    /// Returns the queue of an operation of the claim. `None` if this process does not perform it.
+    fn queue_of(&self, claim: &Claim, operation: ResizeOperation) -> Option<&Queue<ClaimKey>> {
+        let modifies = self.context.settings.volume_attributes_class;
+        (operation == ResizeOperation::Expansion || modifies)
+            .then(|| self.queues_of(claim))
+            .flatten()
+            .map(|queues| queues.get(operation))
     }
 
     /// Returns the queues of the driver of the claim's volume. `None` if the claim is not bound to a volume
