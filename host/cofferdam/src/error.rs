@@ -6,6 +6,7 @@ use cofferdam_apiserver::ServeError;
 use cofferdam_controllers::ControllerManagerError;
 use cofferdam_csi::{ConnectError, server::SocketError};
 use cofferdam_dev_cluster::DevError;
+use cofferdam_domain::DriverName;
 use cofferdam_wasm::LoadError;
 
 use crate::{
@@ -44,6 +45,12 @@ pub(crate) enum CommandError {
          works: expected no --leader-election"
     )]
     ElectedNode(String),
+    #[error(
+        "--enable-capacity: the storageCapacity of CSIDriver {0} is true, and this program does not update \
+         CSIStorageCapacity objects, so the scheduler would select nodes by old ones: expected storageCapacity \
+         false, or csi-provisioner for this driver"
+    )]
+    StorageCapacity(DriverName),
     #[error("backend {backend}: secret {secret}: {source}")]
     Secret { backend: String, secret: String, source: SecretFileError },
     #[error("backend {name}: {source}")]

@@ -18,6 +18,7 @@ mod roles;
 mod secret;
 mod sidecar;
 mod signals;
+mod storage_capacity;
 mod style;
 mod supervisor;
 mod table;

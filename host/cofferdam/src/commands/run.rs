@@ -28,6 +28,7 @@ use crate::{
     roles::{csi_server, node},
     sidecar::SidecarRun,
     signals::{ProcessOutcome, Signals},
+    storage_capacity,
     supervisor::{self, Workload},
     telemetry,
 };
@@ -68,23 +69,23 @@ pub(crate) async fn run_sidecar(
         // csi-provisioner prefers the variable to the flag.
         resolved.configuration.kubeconfig = None;
     }
-    run_roles(&resolved, Box::new(resolve), environment, &client, sidecar.warning.as_deref()).await
+    run_roles(&resolved, Box::new(resolve), environment, &client, Some(sidecar)).await
 }
 
-/// Runs the roles of a configuration until a signal or an error. Logs the warning first. `source` resolves the
-/// configuration again.
+/// Runs the roles of a configuration until a signal or an error. `source` resolves the configuration again.
+/// `sidecar` is the sidecar whose command line the configuration comes from.
 async fn run_roles(
     resolved: &ResolvedConfig,
     source: ConfigSource,
     environment: &HashMap<String, String>,
     client_environment: &ClientEnvironment,
-    warning: Option<&str>,
+    sidecar: Option<&SidecarRun>,
 ) -> Result<ProcessOutcome, CommandError> {
     let configuration = &resolved.configuration;
     let roles = &configuration.role;
     let start_log = || {
         logging::start(configuration);
-        if let Some(warning) = warning {
+        if let Some(warning) = sidecar.and_then(|sidecar| sidecar.warning.as_deref()) {
             tracing::warn!("{warning}");
         }
         if let Err(error) = core_dumps::disable() {
@@ -123,7 +124,12 @@ async fn run_roles(
     if cluster.is_some() {
         leader_election::log_if_off_by_node_name(configuration, environment);
     }
+    let driver_names: Vec<_> =
+        drivers.iter().map(|driver| driver.backend().description().name.clone()).collect();
     if let Some(cluster) = &cluster {
+        if sidecar.is_some_and(|sidecar| sidecar.enables_capacity) {
+            storage_capacity::check(&cluster.client, &driver_names).await?;
+        }
         report_missing_rights(configuration, environment, cluster, &drivers).await;
     }
     let servers = csi_server::listen(configuration, &drivers, &metrics).await?;
@@ -138,10 +144,8 @@ async fn run_roles(
         Some(controllers) if leader_election::is_enabled(configuration, environment) => {
             // A connection of its own: a busy process still renews its leases in time.
             let client = client::connect(configuration, client_environment).await?.client;
-            let names: Vec<_> =
-                drivers.iter().map(|driver| driver.backend().description().name.clone()).collect();
             let metrics = controllers.metrics();
-            leader_election::campaigns(configuration, environment, client, &names, metrics)
+            leader_election::campaigns(configuration, environment, client, &driver_names, metrics)
         }
         Some(_) | None => Vec::new(),
     };

@@ -58,8 +58,9 @@ const NO_PPROF: &str = "there is no /debug/pprof; the metrics show memory and CP
 const STDERR: &str = "the log is written to stderr";
 const ONE_STREAM: &str = "all log messages are written to stderr, unbuffered";
 const LOG_FORMAT: &str = "the format of log lines does not depend on it";
-const NO_CAPACITY: &str =
-    "CSIStorageCapacity objects are not updated; set storageCapacity of the CSIDriver to false";
+const NO_CAPACITY: &str = "CSIStorageCapacity objects are not updated";
+const NO_CAPACITY_OBJECTS: &str =
+    "CSIStorageCapacity objects are not updated; the program ends if the CSIDriver has storageCapacity true";
 const NO_SOURCES: &str = "claims with a snapshot or another claim as data source are rejected, with an event";
 
 /// A feature gate of a sidecar that has one value in this program.
@@ -157,7 +158,7 @@ pub(super) static FLAGS: &[SidecarFlag] = &[
         Sets("node-deployment-immediate-binding")),
     flag("node-deployment-base-delay", PROVISIONER, Duration, "20s", Sets("node-deployment-base-delay")),
     flag("node-deployment-max-delay", PROVISIONER, Duration, "60s", Sets("node-deployment-max-delay")),
-    flag("enable-capacity", PROVISIONER, Bool, "false", Ignored(NO_CAPACITY)),
+    flag("enable-capacity", PROVISIONER, Bool, "false", Ignored(NO_CAPACITY_OBJECTS)),
     flag("capacity-for-immediate-binding", PROVISIONER, Bool, "false", Ignored(NO_CAPACITY)),
     flag("capacity-poll-interval", PROVISIONER, Duration, "1m", Ignored(NO_CAPACITY)),
     flag("capacity-ownerref-level", PROVISIONER, Int, "1", Ignored(NO_CAPACITY)),

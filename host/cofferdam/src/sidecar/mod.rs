@@ -44,6 +44,8 @@ pub(crate) struct SidecarRun {
     pub(crate) warning: Option<String>,
     /// Limit the runtime's threads to the CPU quota (`--automaxprocs`).
     pub(crate) limits_threads: bool,
+    /// The sidecar would update CSIStorageCapacity objects (`--enable-capacity`).
+    pub(crate) enables_capacity: bool,
     /// The sidecar reads the environment variable `KUBECONFIG`, as csi-provisioner does.
     pub(crate) reads_kubeconfig_variable: bool,
 }

@@ -95,6 +95,7 @@ pub(super) fn translate(
         values,
         defaults: sidecar.defaults(),
         warning,
+        enables_capacity: last.is_true("enable-capacity"),
         limits_threads: last.is_true("automaxprocs"),
         reads_kubeconfig_variable: sidecar == Sidecar::Provisioner,
     })))

@@ -65,23 +65,28 @@ pub(crate) struct Behavior {
     pub(crate) hangs_in_probes: bool,
     /// GetPluginInfo does not return.
     pub(crate) hangs_in_plugin_info: bool,
-    /// CreateVolume waits for [`RecordingDriver::release`].
-    pub(crate) holds_creates: bool,
+    /// ControllerPublishVolume fails with `ResourceExhausted`.
+    pub(crate) fails_publications: bool,
+    /// ControllerExpandVolume succeeds, and the filesystem remains to be expanded on the node.
+    pub(crate) expands_on_nodes: bool,
+    /// Calls of this method wait for [`RecordingDriver::release`].
+    pub(crate) held_method: &'static str,
 }
 
 #[derive(Debug, Default)]
 struct State {
     behavior: Behavior,
     calls: Vec<RecordedCall>,
-    running_creates: usize,
-    max_running_creates: usize,
+    /// Calls of the held method that run, and their maximum.
+    running_calls: usize,
+    max_running_calls: usize,
 }
 
 /// The driver. Clones have the same state.
 #[derive(Clone, Debug)]
 pub(crate) struct RecordingDriver {
     state: Arc<Mutex<State>>,
-    /// Has a permit for each held CreateVolume call that may return.
+    /// Has a permit for each held call that may return.
     gate: Arc<Semaphore>,
 }
 
@@ -106,14 +111,28 @@ impl RecordingDriver {
         state.calls.iter().filter(|call| call.method == method).cloned().collect()
     }
 
-    /// Lets one held CreateVolume call return, or the next one if none is held.
+    /// Lets one held call return, or the next one if none is held.
     pub(crate) fn release(&self) {
         self.gate.add_permits(1);
     }
 
-    /// Largest number of CreateVolume calls at the same time.
-    pub(crate) fn max_running_creates(&self) -> usize {
-        self.state.lock().unwrap().max_running_creates
+    /// Largest number of calls of the held method at the same time.
+    pub(crate) fn max_running_calls(&self) -> usize {
+        self.state.lock().unwrap().max_running_calls
+    }
+
+    /// Waits for [`RecordingDriver::release`] if calls of the method are held.
+    async fn hold(&self, method: &'static str) {
+        {
+            let mut state = self.state.lock().unwrap();
+            if state.behavior.held_method != method {
+                return;
+            }
+            state.running_calls += 1;
+            state.max_running_calls = state.max_running_calls.max(state.running_calls);
+        }
+        self.gate.acquire().await.unwrap().forget();
+        self.state.lock().unwrap().running_calls -= 1;
     }
 
     fn record<T>(&self, request: &Request<T>, call: RecordedCall) -> Behavior {
@@ -224,15 +243,7 @@ impl Controller for RecordingDriver {
         if behavior.fails_creates {
             return Err(Status::unavailable("no"));
         }
-        {
-            let mut state = self.state.lock().unwrap();
-            state.running_creates += 1;
-            state.max_running_creates = state.max_running_creates.max(state.running_creates);
-        }
-        if behavior.holds_creates {
-            self.gate.acquire().await.unwrap().forget();
-        }
-        self.state.lock().unwrap().running_creates -= 1;
+        self.hold("CreateVolume").await;
         let request = request.into_inner();
         let volume = v1::Volume {
             capacity_bytes: request.capacity_range.map(|range| range.required_bytes).unwrap_or_default(),
@@ -249,7 +260,10 @@ impl Controller for RecordingDriver {
     ) -> Answer<v1::ControllerPublishVolumeResponse> {
         let fs_type = fs_type(request.get_ref().volume_capability.as_ref());
         let call = RecordedCall { fs_type, ..RecordedCall::new("ControllerPublishVolume") };
-        self.record(&request, call);
+        if self.record(&request, call).fails_publications {
+            return Err(Status::resource_exhausted("no free port"));
+        }
+        self.hold("ControllerPublishVolume").await;
         Ok(Response::new(v1::ControllerPublishVolumeResponse { publish_context: BTreeMap::new() }))
     }
 
@@ -267,11 +281,16 @@ impl Controller for RecordingDriver {
         request: Request<v1::ControllerExpandVolumeRequest>,
     ) -> Answer<v1::ControllerExpandVolumeResponse> {
         let call = RecordedCall::new("ControllerExpandVolume");
-        if self.record(&request, call).fails_expansions {
+        let behavior = self.record(&request, call);
+        if behavior.fails_expansions {
             return Err(Status::failed_precondition("the volume is in use"));
         }
+        self.hold("ControllerExpandVolume").await;
         let capacity_bytes = request.get_ref().capacity_range.map(|range| range.required_bytes).unwrap();
-        let response = v1::ControllerExpandVolumeResponse { capacity_bytes, node_expansion_required: false };
+        let response = v1::ControllerExpandVolumeResponse {
+            capacity_bytes,
+            node_expansion_required: behavior.expands_on_nodes,
+        };
         Ok(Response::new(response))
     }
 

@@ -224,45 +224,45 @@ impl Fixture {
     }
 
     /// Creates a bound claim that requests a larger size and a VolumeAttributesClass, its volume, and a pod
-    /// that uses the claim.
-    pub(crate) async fn create_claim_to_resize(&self) {
+    /// that uses the claim, all with this name.
+    pub(crate) async fn create_claim_to_resize(&self, name: &str) {
         let claim = json!({"apiVersion": "v1", "kind": "PersistentVolumeClaim",
-            "metadata": {"name": "claim", "annotations": {"pv.kubernetes.io/bind-completed": "yes"}},
-            "spec": {"storageClassName": "gold", "volumeAttributesClassName": "fast", "volumeName": "volume",
+            "metadata": {"name": name, "annotations": {"pv.kubernetes.io/bind-completed": "yes"}},
+            "spec": {"storageClassName": "gold", "volumeAttributesClassName": "fast", "volumeName": name,
                 "accessModes": ["ReadWriteOnce"], "resources": {"requests": {"storage": "2Gi"}}}});
         self.create(CLAIMS, claim).await;
         let status = json!({"status": {"phase": "Bound", "capacity": {"storage": "1Gi"},
             "accessModes": ["ReadWriteOnce"]}});
-        self.patch(&format!("{CLAIMS}/claim/status"), status).await;
-        let claim = self.get(&format!("{CLAIMS}/claim")).await;
+        self.patch(&format!("{CLAIMS}/{name}/status"), status).await;
+        let claim = self.get(&format!("{CLAIMS}/{name}")).await;
         let uid = claim["metadata"]["uid"].clone();
-        self.create_volume(json!({"name": "claim", "namespace": "default", "uid": uid})).await;
-        let pod = json!({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "pod"}, "spec": {
+        self.create_volume(name, json!({"name": name, "namespace": "default", "uid": uid})).await;
+        let pod = json!({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name}, "spec": {
             "nodeName": "node-1", "containers": [{"name": "c", "image": "i"}],
-            "volumes": [{"name": "v", "persistentVolumeClaim": {"claimName": "claim"}}]}});
+            "volumes": [{"name": "v", "persistentVolumeClaim": {"claimName": name}}]}});
         self.create("/api/v1/namespaces/default/pods", pod).await;
-        self.patch("/api/v1/namespaces/default/pods/pod/status", json!({"status": {"phase": "Running"}}))
-            .await;
+        let status = format!("/api/v1/namespaces/default/pods/{name}/status");
+        self.patch(&status, json!({"status": {"phase": "Running"}})).await;
     }
 
-    /// Creates a PersistentVolume and a VolumeAttachment of it.
-    pub(crate) async fn create_attachment(&self) {
-        self.create_volume(Value::Null).await;
+    /// Creates a PersistentVolume and a VolumeAttachment of it, both with this name.
+    pub(crate) async fn create_attachment(&self, name: &str) {
+        self.create_volume(name, Value::Null).await;
         let attachment = json!({"apiVersion": "storage.k8s.io/v1", "kind": "VolumeAttachment",
-            "metadata": {"name": "attachment"}, "spec": {"attacher": NAME, "nodeName": "node-1",
-                "source": {"persistentVolumeName": "volume"}}});
+            "metadata": {"name": name}, "spec": {"attacher": NAME, "nodeName": "node-1",
+                "source": {"persistentVolumeName": name}}});
         self.create("/apis/storage.k8s.io/v1/volumeattachments", attachment).await;
     }
 
     /// Creates a PersistentVolume of the driver without a filesystem type.
-    pub(crate) async fn create_volume(&self, claim: Value) {
-        let volume = json!({"apiVersion": "v1", "kind": "PersistentVolume", "metadata": {"name": "volume"},
+    pub(crate) async fn create_volume(&self, name: &str, claim: Value) {
+        let volume = json!({"apiVersion": "v1", "kind": "PersistentVolume", "metadata": {"name": name},
             "spec": {"capacity": {"storage": "1Gi"}, "accessModes": ["ReadWriteOnce"], "claimRef": claim,
                 "storageClassName": "gold", "persistentVolumeReclaimPolicy": "Retain",
-                "csi": {"driver": NAME, "volumeHandle": "handle"}}});
+                "csi": {"driver": NAME, "volumeHandle": name}}});
         self.create("/api/v1/persistentvolumes", volume).await;
         let status = json!({"status": {"phase": "Bound"}});
-        self.patch("/api/v1/persistentvolumes/volume/status", status).await;
+        self.patch(&format!("/api/v1/persistentvolumes/{name}/status"), status).await;
     }
 
     pub(crate) async fn get(&self, path: &str) -> Value {

@@ -1,11 +1,14 @@
 //! The effect of the sidecars' flags, as the driver, the API server and HTTP clients see it.
 
-use std::{collections::BTreeSet, time::Duration};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    time::Duration,
+};
 
 use serde_json::{Value, json};
 
 use crate::{
-    driver::{Behavior, RecordedCall},
+    driver::{Behavior, NAME, RecordedCall},
     fixture::{Fixture, free_port, page, poll, until},
 };
 
@@ -70,25 +73,35 @@ async fn retry_intervals_are_those_of_the_flags() {
 
 #[tokio::test]
 async fn worker_threads_limit_concurrent_calls() {
-    let start = async |flags: &[&str]| {
-        let fixture = Fixture::start(Behavior { holds_creates: true, ..Behavior::default() }).await;
-        for name in ["a", "b", "c", "d"] {
-            fixture.create_claim(name).await;
-        }
-        let process = fixture.start_sidecar("csi-provisioner", flags);
-        (fixture, process)
-    };
-    // No call returns, so all of them run at the same time.
-    let (fixture, _process) = start(&[]).await;
-    fixture.wait_for_calls("CreateVolume", 4).await;
-    assert_eq!(fixture.driver.max_running_creates(), 4);
+    for (program, method, limit) in [
+        ("csi-provisioner", "CreateVolume", "--worker-threads=1"),
+        ("csi-attacher", "ControllerPublishVolume", "--worker-threads=1"),
+        ("csi-resizer", "ControllerExpandVolume", "--workers=1"),
+    ] {
+        let start = async |flags: &[&str]| {
+            let fixture = Fixture::start(Behavior { held_method: method, ..Behavior::default() }).await;
+            for name in ["a", "b", "c", "d"] {
+                match program {
+                    "csi-provisioner" => fixture.create_claim(name).await,
+                    "csi-attacher" => fixture.create_attachment(name).await,
+                    _ => fixture.create_claim_to_resize(name).await,
+                }
+            }
+            let process = fixture.start_sidecar(program, flags);
+            (fixture, process)
+        };
+        // No call returns, so all of them run at the same time.
+        let (fixture, _process) = start(&[]).await;
+        fixture.wait_for_calls(method, 4).await;
+        assert_eq!(fixture.driver.max_running_calls(), 4, "{program}");
 
-    let (fixture, _process) = start(&["--worker-threads=1"]).await;
-    for count in 1..=4 {
-        fixture.wait_for_calls("CreateVolume", count).await;
-        fixture.driver.release();
+        let (fixture, _process) = start(&[limit]).await;
+        for count in 1..=4 {
+            fixture.wait_for_calls(method, count).await;
+            fixture.driver.release();
+        }
+        assert_eq!(fixture.driver.max_running_calls(), 1, "{program}");
     }
-    assert_eq!(fixture.driver.max_running_creates(), 1);
 }
 
 #[tokio::test]
@@ -224,7 +237,7 @@ async fn counter(port: u16, name: &str) -> u64 {
 #[tokio::test]
 async fn attachments_are_read_again_at_the_interval_of_the_flag() {
     let fixture = Fixture::start(Behavior::default()).await;
-    fixture.create_attachment().await;
+    fixture.create_attachment("attachment").await;
     let port = free_port();
     let endpoint = format!("--http-endpoint=127.0.0.1:{port}");
     // The other interval is longer than the test waits.
@@ -238,10 +251,79 @@ async fn attachments_are_read_again_at_the_interval_of_the_flag() {
 }
 
 #[tokio::test]
+async fn claims_are_read_again_at_the_interval_of_the_flag() {
+    const ADDS: &str = "workqueue_adds_total{name=\"resizer_expansion\"}";
+    let fixture = Fixture::start(Behavior::default()).await;
+    fixture.create_claim_to_resize("claim").await;
+    let port = free_port();
+    let endpoint = format!("--http-endpoint=127.0.0.1:{port}");
+    let _process = fixture.start_sidecar("csi-resizer", &["--resync-period=1s", &endpoint]);
+    let is_expanded = |claim: &Value| claim["status"]["capacity"]["storage"] == json!("2Gi");
+    fixture.wait_for("/api/v1/namespaces/default/persistentvolumeclaims/claim", is_expanded).await;
+    let added = counter(port, ADDS).await;
+    poll("10 added keys", async || (counter(port, ADDS).await >= added + 10).then_some(())).await;
+    assert_eq!(fixture.driver.calls("ControllerExpandVolume").len(), 1);
+}
+
+#[tokio::test]
+async fn feature_gates_change_what_is_written() {
+    let behavior = Behavior { fails_publications: true, expands_on_nodes: true, ..Behavior::default() };
+    for (gates, has_them) in
+        [(&[][..], true), (&["MutableCSINodeAllocatableCount", "AnnotateFsResize"], false)]
+    {
+        let flag = |gate: usize| gates.get(gate).map(|gate| format!("--feature-gates={gate}=false"));
+        let fixture = Fixture::start(behavior).await;
+        fixture.create_attachment("attachment").await;
+        let flags: Vec<_> = flag(0).into_iter().collect();
+        let flags: Vec<&str> = flags.iter().map(String::as_str).collect();
+        let _attacher = fixture.start_sidecar("csi-attacher", &flags);
+        let has_error = |object: &Value| object["status"]["attachError"]["message"].is_string();
+        let attachment =
+            fixture.wait_for("/apis/storage.k8s.io/v1/volumeattachments/attachment", has_error).await;
+        let code = &attachment["status"]["attachError"]["errorCode"];
+        assert_eq!(code == &json!(8), has_them, "{attachment}");
+
+        fixture.create_claim_to_resize("claim").await;
+        let flags: Vec<_> = flag(1).into_iter().collect();
+        let flags: Vec<&str> = flags.iter().map(String::as_str).collect();
+        let _resizer = fixture.start_sidecar("csi-resizer", &flags);
+        let is_expanded = |volume: &Value| volume["spec"]["capacity"]["storage"] == json!("2Gi");
+        let volume = fixture.wait_for("/api/v1/persistentvolumes/claim", is_expanded).await;
+        let annotation = &volume["metadata"]["annotations"]["volume.alpha.kubernetes.io/pre-resize-capacity"];
+        assert_eq!(annotation == &json!("1Gi"), has_them, "{volume}");
+    }
+}
+
+/// csi-provisioner prefers the variable `KUBECONFIG`, which the other sidecars do not read.
+#[tokio::test]
+async fn the_provisioner_prefers_the_variable_with_the_kubeconfig() {
+    let fixture = Fixture::start(Behavior::default()).await;
+    fixture.create_claim("claim").await;
+    fixture.create_attachment("attachment").await;
+    let kubeconfig = fixture.path().join("kubeconfig").display().to_string();
+    let environment = BTreeMap::from([("KUBECONFIG".to_owned(), kubeconfig)]);
+    let mut arguments = fixture.connection_flags();
+    arguments[1] = "--kubeconfig=/nonexistent".to_owned();
+    let _provisioner = fixture.spawn_with(&mut fixture.command("csi-provisioner", &arguments), &environment);
+    fixture.wait_for_calls("CreateVolume", 1).await;
+    let mut attacher = fixture.spawn_with(&mut fixture.command("csi-attacher", &arguments), &environment);
+    assert!(!attacher.wait().await.success());
+    assert!(attacher.log().contains("/nonexistent"), "{}", attacher.log());
+}
+
+#[tokio::test]
+async fn the_flag_of_earlier_versions_enables_leader_election() {
+    let fixture = Fixture::start(Behavior::default()).await;
+    let flags = ["--enable-leader-election", "--leader-election-namespace=storage"];
+    let _process = fixture.start_sidecar("csi-provisioner", &flags);
+    fixture.wait_for(LEASE, |lease| lease["spec"]["holderIdentity"].is_string()).await;
+}
+
+#[tokio::test]
 async fn flags_of_the_attacher_change_its_calls() {
     let fixture = Fixture::start(Behavior::default()).await;
     let flags = ["--timeout=50m", "--default-fstype=xfs", "--reconcile-sync=1s", "--max-entries=3"];
-    fixture.create_attachment().await;
+    fixture.create_attachment("attachment").await;
     let _process = fixture.start_sidecar("csi-attacher", &flags);
     let call = fixture.wait_for_calls("ControllerPublishVolume", 1).await;
     assert!(is_of_fifty_minutes(&call) && call.fs_type == "xfs", "{call:?}");
@@ -258,7 +340,7 @@ async fn flags_of_the_resizer_change_its_calls() {
     let name = "csi.storage.k8s.io/pvc/name";
 
     let fixture = Fixture::start(behavior).await;
-    fixture.create_claim_to_resize().await;
+    fixture.create_claim_to_resize("claim").await;
     let flags = ["--csiTimeout=50m", "--handle-volume-inuse-error=false", "--extra-modify-metadata"];
     let process = fixture.start_sidecar("csi-resizer", &[&flags[..], &retries].concat());
     let call = fixture.wait_for_calls("ControllerExpandVolume", 3).await;
@@ -271,7 +353,7 @@ async fn flags_of_the_resizer_change_its_calls() {
     drop(process);
 
     let fixture = Fixture::start(behavior).await;
-    fixture.create_claim_to_resize().await;
+    fixture.create_claim_to_resize("claim").await;
     let process = fixture.start_sidecar("csi-resizer", &retries);
     let call = fixture.wait_for_calls("ControllerExpandVolume", 1).await;
     assert!(!is_of_fifty_minutes(&call), "{call:?}");
@@ -283,9 +365,38 @@ async fn flags_of_the_resizer_change_its_calls() {
     drop(process);
 
     let fixture = Fixture::start(behavior).await;
-    fixture.create_claim_to_resize().await;
+    fixture.create_claim_to_resize("claim").await;
     let flags = ["--feature-gates=VolumeAttributesClass=false", "--handle-volume-inuse-error=false"];
     let _process = fixture.start_sidecar("csi-resizer", &[&flags[..], &retries].concat());
     fixture.wait_for_calls("ControllerExpandVolume", 3).await;
     assert!(fixture.driver.calls("ControllerModifyVolume").is_empty());
+}
+
+/// With `storageCapacity: true`, pods would wait for CSIStorageCapacity objects that the program does not
+/// write.
+#[tokio::test]
+async fn capacity_objects_that_the_scheduler_needs_end_the_process() {
+    for (storage_capacity, flags, runs) in [
+        (true, &["--enable-capacity"][..], false),
+        (true, &[], true),
+        (false, &["--enable-capacity", "--capacity-poll-interval=30s"], true),
+    ] {
+        let fixture = Fixture::start(Behavior::default()).await;
+        let driver = json!({"apiVersion": "storage.k8s.io/v1", "kind": "CSIDriver", "metadata": {"name": NAME},
+            "spec": {"storageCapacity": storage_capacity}});
+        fixture.create("/apis/storage.k8s.io/v1/csidrivers", driver).await;
+        let mut process = fixture.start_sidecar("csi-provisioner", flags);
+        fixture.create_claim("claim").await;
+        if runs {
+            fixture.wait_for_calls("CreateVolume", 1).await;
+            continue;
+        }
+        assert!(!process.wait().await.success());
+        let log = process.log();
+        assert!(
+            log.contains("--enable-capacity: the storageCapacity of CSIDriver existing.example is true"),
+            "{log}"
+        );
+        assert!(fixture.driver.calls("CreateVolume").is_empty());
+    }
 }

@@ -32,6 +32,18 @@ async fn the_highest_verbosity_logs_neither_secrets_nor_requests() {
 }
 
 #[tokio::test]
+async fn the_log_has_the_format_of_the_flag() {
+    let log = log_of_provisioner(&["--logging-format=json"]).await;
+    assert!(!log.is_empty());
+    for line in log.lines() {
+        let line: serde_json::Value = serde_json::from_str(line).unwrap();
+        assert!(line["level"].is_string(), "{line}");
+    }
+    let log = log_of_provisioner(&["--logging-format=text"]).await;
+    assert!(log.lines().all(|line| serde_json::from_str::<serde_json::Value>(line).is_err()), "{log}");
+}
+
+#[tokio::test]
 async fn verbosity_zero_logs_no_debug_messages() {
     let log = log_of_provisioner(&["--v=0"]).await;
     assert!(log.contains("INFO") && !log.contains("DEBUG"), "{log}");

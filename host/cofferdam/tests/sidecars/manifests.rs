@@ -124,8 +124,8 @@ impl Addresses {
 async fn start(fixture: &Fixture, container: &Container, addresses: &Addresses) -> Process {
     match container.program.as_str() {
         "csi-provisioner" => fixture.create_claim_for_node("claim", "node-1").await,
-        "csi-attacher" => fixture.create_attachment().await,
-        "csi-resizer" => fixture.create_claim_to_resize().await,
+        "csi-attacher" => fixture.create_attachment("attachment").await,
+        "csi-resizer" => fixture.create_claim_to_resize("claim").await,
         _ => {}
     }
     let mut command = fixture.command(&container.program, &container.expanded());

@@ -50,6 +50,8 @@ const CLUSTER_WIDE: &[Rule] = &[
     Rule::cluster(CORE, "persistentvolumes", &["create", "delete", "patch"]),
     Rule::own_config_maps(&["create", "get", "list", "patch", "watch"]),
     Rule::driver_secrets(),
+    // The check of `--enable-capacity`.
+    Rule::cluster(STORAGE, "csidrivers", &["get"]),
     Rule::cluster(STORAGE, "volumeattachments", WATCH),
     Rule::cluster(STORAGE, "volumeattributesclasses", WATCH),
 ];
@@ -62,6 +64,7 @@ const NODE_LOCAL: &[Rule] = &[
     Rule::cluster(CORE, "persistentvolumes", &["create", "delete", "patch"]),
     Rule::own_config_maps(&["create", "get", "list", "patch", "watch"]),
     Rule::driver_secrets(),
+    Rule::cluster(STORAGE, "csidrivers", &["get"]),
     Rule::cluster(STORAGE, "volumeattributesclasses", WATCH),
 ];
 
