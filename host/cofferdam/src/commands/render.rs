@@ -515,7 +515,7 @@ mod tests {
         let name = [
             "/events create,patch", "/namespaces get", "/persistentvolumeclaims get,list,patch,watch",
             "/persistentvolumes create,delete,get,list,patch,watch",
-            "storage.k8s.io/storageclasses list,watch",
+            "storage.k8s.io/csidrivers get", "storage.k8s.io/storageclasses list,watch",
             "storage.k8s.io/volumeattributesclasses list,watch", "/configmaps create,get,list,patch,watch",
             "coordination.k8s.io/leases create,get,update,watch",
         ];
