@@ -273,6 +273,7 @@ pub(crate) fn controller_settings(configuration: &Configuration, namespace: Stri
             strict_topology: configuration.strict_topology,
             immediate_topology: configuration.immediate_topology,
             orphan_scan_interval: configuration.orphan_scan_interval.0,
+            stuck_after: defaults.provisioner.stuck_after,
         },
         attacher: AttacherSettings {
             worker_threads: workers.unwrap_or(defaults.attacher.worker_threads),

@@ -34,10 +34,10 @@ impl AttacherMetrics {
         metrics
     }
 
-    /// Sets the drivers, with empty queues.
+    /// Adds the drivers of a group, with empty queues.
     pub(super) fn set_drivers<'a>(&self, drivers: impl Iterator<Item = &'a DriverName>) {
         let empty = || QueueKind::ALL.map(|kind| (kind, PendingAttachments::new())).into();
-        *self.0.lock() = drivers.map(|driver| (driver.clone(), empty())).collect();
+        self.0.lock().extend(drivers.map(|driver| (driver.clone(), empty())));
     }
 
     /// Adds an attachment to a queue and removes it from the driver's other queue. An attachment that is
@@ -121,6 +121,8 @@ mod tests {
         tokio::time::advance(Duration::from_secs(3)).await;
         metrics.add_pending(&driver, QueueKind::Attach, &"a".into());
         metrics.add_pending(&driver, QueueKind::Attach, &"b".into());
+        // Another group of drivers.
+        metrics.set_drivers([&DriverName::from("e")].into_iter());
         assert_eq!(scrape(&registry, "attach"), ["3.0", "2.0"]);
         metrics.add_pending(&driver, QueueKind::Detach, &"a".into());
         tokio::time::advance(Duration::from_secs(1)).await;

@@ -212,6 +212,7 @@ impl DeclaredController for Provisioner {
             term: process.term.clone(),
             runs_protection: protection::is_enabled(settings),
             channels: Arc::clone(&process.channels),
+            stuck_after: process.settings.provisioner.stuck_after,
             restore_check: process.restore_check.clone(),
             orphans: orphan_scan_interval(settings, &backends)
                 .map(|interval| OrphanScanner::new(orphan_context(process, interval, orphan_metrics))),

@@ -1,9 +1,9 @@
 //! Metrics of the provisioner, with the names of external-provisioner, and of the intent journals.
 
-use std::{fmt, sync::Arc, time::Duration};
+use std::{collections::BTreeMap, fmt, sync::Arc, time::Duration};
 
 use cofferdam_cluster::{Clock, Journal};
-use cofferdam_domain::StorageClassName;
+use cofferdam_domain::{DriverName, StorageClassName};
 use parking_lot::Mutex;
 use prometheus_client::{
     collector::Collector,
@@ -15,11 +15,6 @@ use prometheus_client::{
 /// Buckets of the duration histograms, in seconds: the default buckets of Prometheus' Go client, which
 /// external-provisioner uses.
 const BUCKETS: [f64; 11] = [0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0];
-
-/// An intent of this age is stuck. By then the driver has been called ten times or more, with calls that fail
-/// at once, and the calls have reached the longest back-off of 5 minutes, which they do after 8.5 minutes; or
-/// nine times, with calls that end after 60 seconds.
-pub(super) const STUCK_AFTER: Duration = Duration::from_secs(900);
 
 #[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
 struct ProvisionLabels {
@@ -81,10 +76,17 @@ impl ProvisionerMetrics {
     }
 
     /// Sets the journals of the process's drivers, and the clock for the ages of their intents.
-    pub(crate) fn set_journals(&self, journals: impl Iterator<Item = Journal>, clock: &Clock) {
-        let mut journals: Vec<Journal> = journals.collect();
-        journals.sort_by(|a, b| a.driver().cmp(b.driver()));
-        *self.journals.0.lock() = Some(ManagedJournals { journals, clock: Arc::clone(clock) });
+    pub(crate) fn set_journals(
+        &self,
+        journals: impl Iterator<Item = Journal>,
+        clock: &Clock,
+        stuck_after: Duration,
+    ) {
+        let managed = |journal: Journal| {
+            let driver = journal.driver().clone();
+            (driver, ManagedJournal { journal, clock: Arc::clone(clock), stuck_after })
+        };
+        self.journals.0.lock().extend(journals.map(managed));
     }
 
     pub(crate) fn record_provision(&self, class: &StorageClassName, took: Duration) {
@@ -110,16 +112,18 @@ impl ProvisionerMetrics {
     }
 }
 
-/// The journals of a process's drivers, by the drivers' names.
+/// The last journal of a driver in this process.
 #[derive(Clone)]
-struct ManagedJournals {
-    journals: Vec<Journal>,
+struct ManagedJournal {
+    journal: Journal,
     clock: Clock,
+    /// An intent of this age is stuck.
+    stuck_after: Duration,
 }
 
-/// Metrics of the journals, computed on each scrape. `None` before the provisioner is created.
+/// Metrics of the journals, computed on each scrape. Each driver has one after its provisioner is created.
 #[derive(Clone, Default)]
-struct JournalMetrics(Arc<Mutex<Option<ManagedJournals>>>);
+struct JournalMetrics(Arc<Mutex<BTreeMap<DriverName, ManagedJournal>>>);
 
 impl fmt::Debug for JournalMetrics {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -137,15 +141,14 @@ struct JournalSummary {
 
 impl JournalMetrics {
     fn summaries(&self) -> Vec<JournalSummary> {
-        let Some(ManagedJournals { journals, clock }) = self.0.lock().clone() else { return Vec::new() };
-        let now = clock();
-        let summary = |journal: &Journal| {
-            let ages = journal.ages(now);
+        let journals = self.0.lock().clone();
+        let summary = |(driver, managed): (&DriverName, &ManagedJournal)| {
+            let ages = managed.journal.ages((managed.clock)());
             JournalSummary {
-                driver: journal.driver().to_string(),
-                intents: journal.intent_count(),
+                driver: driver.to_string(),
+                intents: managed.journal.intent_count(),
                 oldest: ages.iter().max().copied().unwrap_or_default(),
-                stuck: ages.iter().filter(|age| **age >= STUCK_AFTER).count(),
+                stuck: ages.iter().filter(|age| **age >= managed.stuck_after).count(),
             }
         };
         journals.iter().map(summary).collect()
@@ -210,7 +213,10 @@ mod tests {
         let mut registry = Registry::default();
         let metrics = ProvisionerMetrics::register(&mut registry);
         assert!(scrape(&registry).is_empty());
-        metrics.set_journals([second.clone(), first.clone()].into_iter(), &clock);
+        // Two groups of drivers.
+        for journal in [&second, &first] {
+            metrics.set_journals([journal.clone()].into_iter(), &clock, Duration::from_secs(900));
+        }
 
         let stop = CancellationToken::new();
         let write = async {

@@ -22,6 +22,7 @@
 use std::{
     collections::{BTreeMap, HashMap, HashSet},
     sync::Arc,
+    time::Duration,
 };
 
 use cofferdam_cluster::{
@@ -91,6 +92,8 @@ pub(crate) struct ProvisionerContext {
     pub(super) runs_protection: bool,
     /// Receives messages of the PersistentVolume controller.
     pub(super) channels: Arc<Channels>,
+    /// An intent of this age is stuck.
+    pub(super) stuck_after: Duration,
     pub(super) restore_check: RestoreCheck,
     /// The scan for orphaned volumes. `None` if scans are disabled, or if all drivers are node-local.
     pub(super) orphans: Option<Arc<OrphanScanner>>,
@@ -133,7 +136,7 @@ impl Controller for Provisioner {
     fn new(context: ProvisionerContext) -> Arc<Self> {
         let (backoff, queue_metrics) = (context.calls.backoff(), &context.queue_metrics);
         let journals = context.drivers.values().map(|driver| driver.journal.clone());
-        context.metrics.set_journals(journals, &context.clock);
+        context.metrics.set_journals(journals, &context.clock, context.stuck_after);
         Arc::new(Self {
             claims: Queue::new("provisioner_claims", backoff, queue_metrics),
             volumes: Queue::new("provisioner_volumes", backoff, queue_metrics),

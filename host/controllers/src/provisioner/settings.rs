@@ -35,6 +35,10 @@ pub struct ProvisionerSettings {
     pub immediate_topology: bool,
     /// Interval between scans for orphaned volumes (`--orphan-scan-interval`). `None` disables the scans.
     pub orphan_scan_interval: Option<Duration>,
+    /// An intent of this age is stuck. No flag sets it. After the default of 15 minutes the driver has been
+    /// called ten times or more, with calls that fail at once, and the calls have reached the longest back-off
+    /// of 5 minutes, which they do after 8.5 minutes; or nine times, with calls that end after 60 seconds.
+    pub stuck_after: Duration,
 }
 
 impl ProvisionerSettings {
@@ -64,6 +68,7 @@ impl Default for ProvisionerSettings {
             strict_topology: false,
             immediate_topology: true,
             orphan_scan_interval: Some(Duration::from_secs(3600)),
+            stuck_after: Duration::from_mins(15),
         }
     }
 }

@@ -17,7 +17,7 @@ use cofferdam_domain::{
     storage::{Ability, Secrets, VolumeStatus},
 };
 
-use super::{metrics::STUCK_AFTER, reconcile::Provisioner};
+use super::reconcile::Provisioner;
 use crate::{
     drivers::ManagedDriver,
     events::EventSpec,
@@ -115,7 +115,8 @@ impl Provisioner {
     ) -> Option<Action> {
         // 1. Check the age of the intent. A completed intent is no longer in the journal.
         let uid = &intent.claim_uid;
-        driver.journal.age(uid, (self.context.clock)()).filter(|age| *age >= STUCK_AFTER)?;
+        let stuck_after = self.context.stuck_after;
+        driver.journal.age(uid, (self.context.clock)()).filter(|age| *age >= stuck_after)?;
 
         // 2. Read the ConfigMap, which may have a confirmation, and emit the event.
         let entry = match driver.journal.read_entry(uid).await {

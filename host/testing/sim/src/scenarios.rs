@@ -23,8 +23,8 @@ use crate::{EnvironmentKind, Scenario};
 pub const fn skipped_count(environment: EnvironmentKind) -> usize {
     match environment {
         EnvironmentKind::InProcess => 0,
-        EnvironmentKind::Http => 53,
-        EnvironmentKind::Kubernetes => 51,
+        EnvironmentKind::Http => 41,
+        EnvironmentKind::Kubernetes => 39,
     }
 }
 

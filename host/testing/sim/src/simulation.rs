@@ -51,6 +51,11 @@ use crate::{
 /// Resync period of attacher and resizer. No run takes as long: a resync would make up for a change that a
 /// process has missed, before new processes are asked for remaining work.
 const RESYNC: Duration = Duration::from_secs(1_000 * 3600);
+/// Real time: age after which an intent is stuck, in scenarios with such an intent. A few calls fail before.
+const REAL_TIME_STUCK_AFTER: Duration = Duration::from_secs(4);
+/// Real time: interval of the attacher's ListVolumes calls. It is longer than the time without a request after
+/// which a process counts as idle.
+const REAL_TIME_RECONCILE_SYNC: Duration = Duration::from_secs(5);
 /// Interval of orphan scans, if the simulation enables them.
 const ORPHAN_SCAN_INTERVAL: Duration = Duration::from_secs(3600);
 /// Number of times that the runtime polls all ready tasks until a request has passed the buffer of its client.
@@ -142,6 +147,7 @@ pub struct Simulation {
     metrics: Mutex<Arc<Registry>>,
     process_specs: Vec<ProcessSpec>,
     scans_for_orphans: bool,
+    has_stuck_intents: bool,
     checks_rest: bool,
     interruption: Interruption,
     start_count: AtomicU64,
@@ -255,6 +261,7 @@ impl Simulation {
                 DriverPlacement::ClusterWide,
             )],
             scans_for_orphans: false,
+            has_stuck_intents: false,
             checks_rest: false,
             interruption: Interruption::Crash,
             start_count: AtomicU64::new(0),
@@ -336,6 +343,12 @@ impl Simulation {
     #[must_use]
     pub fn with_orphan_scan(self) -> Self {
         Self { scans_for_orphans: true, ..self }
+    }
+
+    /// In real time, intents are stuck after [`REAL_TIME_STUCK_AFTER`].
+    #[must_use]
+    pub fn with_stuck_intents(self, has_stuck_intents: bool) -> Self {
+        Self { has_stuck_intents, ..self }
     }
 
     /// After each run, starts processes with the same roles over the same objects, and records the work that
@@ -569,13 +582,24 @@ impl Simulation {
             identity: format!("process-{start}"),
             provisioner: ProvisionerSettings {
                 orphan_scan_interval: self.scans_for_orphans.then_some(ORPHAN_SCAN_INTERVAL),
+                stuck_after: match self.has_stuck_intents && self.fixture.is_real_time() {
+                    true => REAL_TIME_STUCK_AFTER,
+                    false => defaults.provisioner.stuck_after,
+                },
                 ..defaults.provisioner
             },
             node: spec.node.map(|node| NodeDeployment {
                 every_driver: spec.drivers == DriverPlacement::NodeLocal(NodeTopologySource::CsiNode),
                 ..self.fixture.with_short_delays(NodeDeployment::new(node.into()))
             }),
-            attacher: AttacherSettings { resync: RESYNC, ..defaults.attacher },
+            attacher: AttacherSettings {
+                resync: RESYNC,
+                reconcile_sync: match self.fixture.is_real_time() {
+                    true => REAL_TIME_RECONCILE_SYNC,
+                    false => defaults.attacher.reconcile_sync,
+                },
+                ..defaults.attacher
+            },
             resizer: ResizerSettings { resync_period: RESYNC, ..defaults.resizer },
             ..defaults
         };

@@ -44,8 +44,6 @@ const VOLUME_RACE: &[(EnvironmentKind, &str)] =
     &in_real_time("in real time the second claim may be bound to the volume");
 
 pub(super) const STUCK_EVENT: &str = "cofferdam-intents-sim.cofferdam.dev-0 Warning VolumeCreationStuck";
-pub(super) const STUCK_LATE: &[(EnvironmentKind, &str)] =
-    &in_real_time("an intent is stuck after 15 minutes");
 
 /// The class `gold` with another parameter.
 fn slow_class() -> Value {
@@ -408,7 +406,7 @@ pub(super) fn scenarios() -> Vec<Scenario> {
                 "create gone",
                 "delete gone",
             ],
-            skipped_on: STUCK_LATE,
+            repeats_calls: true,
             ..base()
         },
         Scenario {
@@ -428,7 +426,7 @@ pub(super) fn scenarios() -> Vec<Scenario> {
                 STUCK_EVENT,
             ],
             calls: &["create gone"; 7],
-            skipped_on: STUCK_LATE,
+            repeats_calls: true,
             ..base()
         },
         Scenario {
@@ -461,7 +459,7 @@ pub(super) fn scenarios() -> Vec<Scenario> {
                 "create gone",
                 "delete gone",
             ],
-            skipped_on: STUCK_LATE,
+            repeats_calls: true,
             ..base()
         },
         Scenario {
@@ -516,7 +514,7 @@ pub(super) fn scenarios() -> Vec<Scenario> {
                 "create a tier=slow",
                 "create a",
             ],
-            skipped_on: STUCK_LATE,
+            repeats_calls: true,
             ..base()
         },
         Scenario {
@@ -540,7 +538,7 @@ pub(super) fn scenarios() -> Vec<Scenario> {
                 "a Warning VolumeCreationStuck",
             ],
             calls: &["create a"; 14],
-            skipped_on: STUCK_LATE,
+            repeats_calls: true,
             ..base()
         },
         Scenario {

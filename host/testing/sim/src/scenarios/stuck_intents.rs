@@ -5,7 +5,7 @@ use cofferdam_domain::storage::ErrorKind;
 use serde_json::json;
 
 use super::{
-    provisioning::{BOUND, STUCK_EVENT, STUCK_LATE, VOLUME},
+    provisioning::{BOUND, STUCK_EVENT, VOLUME},
     secrets::{SECRET, with_secret},
 };
 use crate::{
@@ -29,7 +29,7 @@ const fn no_persistent_volume(kind: FaultKind) -> ApiFault {
 
 /// The scenarios of this module.
 pub(super) fn scenarios() -> Vec<Scenario> {
-    let stuck = || Scenario { skipped_on: STUCK_LATE, ..Scenario::default() };
+    let stuck = || Scenario { repeats_calls: true, ..Scenario::default() };
     let retain = || with(class("gold"), &json!({"reclaimPolicy": "Retain"}));
     let namespace_deleted = DriverFault::ConcurrentActionThen(
         Delete(SECRET),
