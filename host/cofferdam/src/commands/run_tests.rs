@@ -176,10 +176,11 @@ fn check_provisioner(settings: &ProvisionerSettings) {
         strict_topology,
         immediate_topology,
         orphan_scan_interval,
+        stuck_after,
     } = settings;
     assert_eq!((volume_name_prefix.as_str(), *volume_name_uuid_length), ("vol", Some(9)));
     assert_eq!((*worker_threads, default_fs_type.as_deref()), (13, Some("xfs")));
     assert!(*extra_create_metadata && *controller_publish_read_only && *strict_topology);
     assert!(!topology && !volume_attributes_class && !immediate_topology);
-    assert_eq!(*orphan_scan_interval, Some(minutes(14)));
+    assert_eq!((*orphan_scan_interval, *stuck_after), (Some(minutes(14)), minutes(15)));
 }
