@@ -23,8 +23,8 @@ use crate::{EnvironmentKind, Scenario};
 pub const fn skipped_count(environment: EnvironmentKind) -> usize {
     match environment {
         EnvironmentKind::InProcess => 0,
-        EnvironmentKind::Http => 41,
-        EnvironmentKind::Kubernetes => 39,
+        EnvironmentKind::Http => 42,
+        EnvironmentKind::Kubernetes => 40,
     }
 }
 
