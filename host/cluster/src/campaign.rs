@@ -1,5 +1,5 @@
-//! A campaign of a process for Leases: the process leads while it holds all of them. After the loss of one, it
-//! gives the others up and competes again.
+//! A campaign of a process for Leases: the process leads while it holds all of them. After the loss of one,
+//! it gives the others up and competes again.
 
 use std::{collections::BTreeSet, future::pending, time::Duration};
 

@@ -88,14 +88,18 @@ struct State<K> {
 }
 
 impl<K: Clone + Eq + Hash + Ord> State<K> {
-    /// Returns true if the back-off of a failing key may end now. Within the time of a back-off that was
+    /// Cancels the delay of a key. Returns false if the delay stays: within the time of a back-off that was
     /// ended early, no other one is.
-    fn end_backoff_early(&mut self, key: &K) -> bool {
-        let Some((_, end)) = self.due.get(key) else { return true };
-        if self.ended_early.get(key).is_some_and(|ended| Instant::now() < *ended) {
-            return false;
+    fn end_delay_once_per_backoff(&mut self, key: &K) -> bool {
+        if self.failures.contains_key(key)
+            && let Some((_, end)) = self.due.get(key)
+        {
+            if self.ended_early.get(key).is_some_and(|ended| Instant::now() < *ended) {
+                return false;
+            }
+            self.ended_early.insert(key.clone(), *end);
         }
-        self.ended_early.insert(key.clone(), *end);
+        self.due.remove(key);
         true
     }
 
@@ -199,9 +203,8 @@ impl<K: Clone + Eq + Hash + Ord + fmt::Debug + Send + Sync + 'static> Queue<K> {
         if state.running.contains(&key) {
             self.inner.metrics.adds.inc();
             state.changed_in_run.insert(key);
-        } else if !state.failures.contains_key(&key) || state.end_backoff_early(&key) {
+        } else if state.end_delay_once_per_backoff(&key) {
             self.inner.metrics.adds.inc();
-            state.due.remove(&key);
             self.push_ready(&mut state, key);
         }
     }
@@ -336,8 +339,7 @@ impl<K: Clone + Eq + Hash + Ord + fmt::Debug + Send + Sync + 'static> Queue<K> {
         if let Some(delay) = delay {
             self.delay(&mut state, key.clone(), delay);
         }
-        if has_changed && state.end_backoff_early(&key) {
-            state.due.remove(&key);
+        if has_changed && state.end_delay_once_per_backoff(&key) {
             self.push_ready(&mut state, key);
         }
         state.shrink_when_idle();

@@ -1,7 +1,7 @@
-//! Groups of a process's drivers: each has a leadership of its own, so that the replicas of a process share the
-//! drivers, and one that ends hands over each driver as soon as its calls have ended.
+//! Groups of a process's drivers: each has a leadership of its own, so that the replicas of a process share
+//! the drivers, and one that ends hands over each driver as soon as its calls have ended.
 
-use std::{collections::BTreeSet, fmt};
+use std::collections::BTreeSet;
 
 use cofferdam_cluster::leadership::Leadership;
 use cofferdam_domain::{
@@ -68,12 +68,6 @@ impl GroupReadiness<'_> {
             *group = is_ready;
         }
         process.send_replace(groups.iter().all(|is_ready| *is_ready));
-    }
-}
-
-impl fmt::Debug for GroupReadiness<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("GroupReadiness").field("index", &self.index).finish_non_exhaustive()
     }
 }
 

@@ -1,5 +1,5 @@
-//! The manager of one process: one cache, one set of watches, and the controllers of the process's roles, once
-//! for each group of drivers.
+//! The manager of one process: one cache, one set of watches, and the controllers of the process's roles,
+//! once for each group of drivers.
 //!
 //! A restore is the restore of the cluster's etcd from a backup. After the process detects one, the manager
 //! writes the restore marker, a ConfigMap that freezes deletions, and replaces the cache and the controllers.

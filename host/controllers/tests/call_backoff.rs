@@ -72,15 +72,25 @@ async fn count_creates(
     let simulation = Simulation::new(&Role::ALL, vec![fault; 400], Vec::new()).with_topology(topology);
     let all: Vec<UserAction> = setup().into_iter().chain([Wait(after)]).chain(actions).collect();
     let second = Duration::from_secs(1);
+    count_calls(&simulation, &all, after.saturating_sub(second), after.min(second) + 11 * second).await
+}
+
+/// Runs the actions. Returns the number of driver calls in this period, which begins this time after the start.
+async fn count_calls(
+    simulation: &Simulation,
+    actions: &[UserAction],
+    start: Duration,
+    period: Duration,
+) -> usize {
     let count = async {
-        tokio::time::sleep(after.saturating_sub(second)).await;
+        tokio::time::sleep(start).await;
         let before = simulation.driver().calls().len();
-        tokio::time::sleep(after.min(second) + 11 * second).await;
+        tokio::time::sleep(period).await;
         simulation.driver().calls().len() - before
     };
-    let ((outcome, _), creates) = tokio::join!(simulation.run(&all, None), count);
+    let ((outcome, _), calls) = tokio::join!(simulation.run(actions, None), count);
     assert_eq!(outcome.violations, [""; 0]);
-    creates
+    calls
 }
 
 /// Calls fail at 0, 1, 3, 7, 15 and 31 seconds. The next one is due after 63 seconds, and users act from 40
@@ -226,15 +236,8 @@ async fn count_resizer_calls(first: Value, change: impl Fn(usize) -> Value) -> u
     ];
     let actions: Vec<UserAction> =
         setup.into_iter().chain(repeat(|number| Patch(CLAIM, change(number)))).collect();
-    let count = async {
-        tokio::time::sleep(Duration::from_secs(3600 + 39)).await;
-        let before = simulation.driver().calls().len();
-        tokio::time::sleep(Duration::from_secs(12)).await;
-        simulation.driver().calls().len() - before
-    };
-    let ((outcome, _), calls) = tokio::join!(simulation.run(&actions, None), count);
-    assert_eq!(outcome.violations, [""; 0]);
-    calls
+    // `Settle` waits for an hour.
+    count_calls(&simulation, &actions, Duration::from_secs(3600 + 39), Duration::from_secs(12)).await
 }
 
 /// Calls fail at 0, 1, 3, 7, 15 and 31 seconds. The next one is due after 63 seconds.

@@ -268,15 +268,18 @@ async fn claims_are_read_again_at_the_interval_of_the_flag() {
 #[tokio::test]
 async fn feature_gates_change_what_is_written() {
     let behavior = Behavior { fails_publications: true, expands_on_nodes: true, ..Behavior::default() };
-    for (gates, has_them) in
-        [(&[][..], true), (&["MutableCSINodeAllocatableCount", "AnnotateFsResize"], false)]
-    {
-        let flag = |gate: usize| gates.get(gate).map(|gate| format!("--feature-gates={gate}=false"));
+    let table: [(&[&str], &[&str], bool); 2] = [
+        (&[], &[], true),
+        (
+            &["--feature-gates=MutableCSINodeAllocatableCount=false"],
+            &["--feature-gates=AnnotateFsResize=false"],
+            false,
+        ),
+    ];
+    for (attacher_flags, resizer_flags, has_them) in table {
         let fixture = Fixture::start(behavior).await;
         fixture.create_attachment("attachment").await;
-        let flags: Vec<_> = flag(0).into_iter().collect();
-        let flags: Vec<&str> = flags.iter().map(String::as_str).collect();
-        let _attacher = fixture.start_sidecar("csi-attacher", &flags);
+        let _attacher = fixture.start_sidecar("csi-attacher", attacher_flags);
         let has_error = |object: &Value| object["status"]["attachError"]["message"].is_string();
         let attachment =
             fixture.wait_for("/apis/storage.k8s.io/v1/volumeattachments/attachment", has_error).await;
@@ -284,9 +287,7 @@ async fn feature_gates_change_what_is_written() {
         assert_eq!(code == &json!(8), has_them, "{attachment}");
 
         fixture.create_claim_to_resize("claim").await;
-        let flags: Vec<_> = flag(1).into_iter().collect();
-        let flags: Vec<&str> = flags.iter().map(String::as_str).collect();
-        let _resizer = fixture.start_sidecar("csi-resizer", &flags);
+        let _resizer = fixture.start_sidecar("csi-resizer", resizer_flags);
         let is_expanded = |volume: &Value| volume["spec"]["capacity"]["storage"] == json!("2Gi");
         let volume = fixture.wait_for("/api/v1/persistentvolumes/claim", is_expanded).await;
         let annotation = &volume["metadata"]["annotations"]["volume.alpha.kubernetes.io/pre-resize-capacity"];

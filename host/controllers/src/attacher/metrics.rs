@@ -35,7 +35,7 @@ impl AttacherMetrics {
     }
 
     /// Adds the drivers of a group, with empty queues.
-    pub(super) fn set_drivers<'a>(&self, drivers: impl Iterator<Item = &'a DriverName>) {
+    pub(super) fn add_drivers<'a>(&self, drivers: impl Iterator<Item = &'a DriverName>) {
         let empty = || QueueKind::ALL.map(|kind| (kind, PendingAttachments::new())).into();
         self.0.lock().extend(drivers.map(|driver| (driver.clone(), empty())));
     }
@@ -115,14 +115,14 @@ mod tests {
         };
         let driver = DriverName::from("d");
         assert!(scrape(&registry, "attach").is_empty());
-        metrics.set_drivers([&driver].into_iter());
+        metrics.add_drivers([&driver].into_iter());
         assert_eq!(scrape(&registry, "attach"), ["0.0", "0.0"]);
         metrics.add_pending(&driver, QueueKind::Attach, &"a".into());
         tokio::time::advance(Duration::from_secs(3)).await;
         metrics.add_pending(&driver, QueueKind::Attach, &"a".into());
         metrics.add_pending(&driver, QueueKind::Attach, &"b".into());
         // Another group of drivers.
-        metrics.set_drivers([&DriverName::from("e")].into_iter());
+        metrics.add_drivers([&DriverName::from("e")].into_iter());
         assert_eq!(scrape(&registry, "attach"), ["3.0", "2.0"]);
         metrics.add_pending(&driver, QueueKind::Detach, &"a".into());
         tokio::time::advance(Duration::from_secs(1)).await;

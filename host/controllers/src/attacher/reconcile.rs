@@ -146,7 +146,7 @@ impl Controller for Attacher {
 
     fn new(context: AttacherContext) -> Arc<Self> {
         let (backoff, queue_metrics) = (context.calls.backoff(), &context.queue_metrics);
-        context.metrics.set_drivers(context.drivers.keys());
+        context.metrics.add_drivers(context.drivers.keys());
         Arc::new(Self {
             queues: context
                 .drivers

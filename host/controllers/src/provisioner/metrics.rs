@@ -76,7 +76,7 @@ impl ProvisionerMetrics {
     }
 
     /// Sets the journals of the process's drivers, and the clock for the ages of their intents.
-    pub(crate) fn set_journals(
+    pub(crate) fn add_journals(
         &self,
         journals: impl Iterator<Item = Journal>,
         clock: &Clock,
@@ -215,7 +215,7 @@ mod tests {
         assert!(scrape(&registry).is_empty());
         // Two groups of drivers.
         for journal in [&second, &first] {
-            metrics.set_journals([journal.clone()].into_iter(), &clock, Duration::from_secs(900));
+            metrics.add_journals([journal.clone()].into_iter(), &clock, Duration::from_secs(900));
         }
 
         let stop = CancellationToken::new();

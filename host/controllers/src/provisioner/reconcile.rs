@@ -136,7 +136,7 @@ impl Controller for Provisioner {
     fn new(context: ProvisionerContext) -> Arc<Self> {
         let (backoff, queue_metrics) = (context.calls.backoff(), &context.queue_metrics);
         let journals = context.drivers.values().map(|driver| driver.journal.clone());
-        context.metrics.set_journals(journals, &context.clock, context.stuck_after);
+        context.metrics.add_journals(journals, &context.clock, context.stuck_after);
         Arc::new(Self {
             claims: Queue::new("provisioner_claims", backoff, queue_metrics),
             volumes: Queue::new("provisioner_volumes", backoff, queue_metrics),

@@ -274,6 +274,7 @@ async fn main(world: Arc<World>, id: ProcessId, clocks: Clocks, stop: Cancellati
         Variant::WithoutPermits => Leadership::permanent(),
         _ => campaign.leadership(),
     };
+    // The manager resigns from the leadership that it has, which is another one without permits.
     let resigns = campaign.leadership();
     // A process that cannot read the cluster at its start ends, and kubelet starts another one.
     let lost_journals = controllers.lost_journals();
