@@ -345,7 +345,7 @@ impl Simulation {
         Self { scans_for_orphans: true, ..self }
     }
 
-    /// In real time, intents are stuck after [`REAL_TIME_STUCK_AFTER`].
+    /// In real time, intents are stuck after `REAL_TIME_STUCK_AFTER`.
     #[must_use]
     pub fn with_stuck_intents(self, has_stuck_intents: bool) -> Self {
         Self { has_stuck_intents, ..self }
