@@ -14,7 +14,7 @@ use cofferdam_sim::{
     ApiTransport, DriverFault, EnvironmentKind, InProcessCluster, ResizingBehavior, Simulation, TestCluster,
     TestUser, TopologyBehavior,
     UserAction::{self, Create, Delete, Patch, Settle, Wait},
-    objects::{DRIVER, attributes_class, claim, class, csi_node, node, with},
+    objects::{DRIVER, attributes_class, claim, class, csi_node, node, pod, with},
     test_cluster::{BoxError, Clock, ClusterFuture},
 };
 use http::{Method, Request};
@@ -249,4 +249,32 @@ async fn changes_of_a_claim_end_the_backoff_of_the_resizer_once() {
     assert_eq!(calls, 1, "growing size");
     let flip = |number: usize| class(if number.is_multiple_of(2) { "slow" } else { "fast" });
     assert_eq!(count_resizer_calls(class("fast"), flip).await, 1, "class");
+}
+
+/// The driver does not expand a volume in use. Pods that use the claim come and go: one each second, from 40
+/// to 140 seconds after the first failed call. The calls at 63 and 127 seconds are due anyway.
+#[tokio::test(start_paused = true)]
+async fn pods_of_a_claim_end_the_backoff_of_the_resizer_once() {
+    const POD: &str = "/api/v1/namespaces/default/pods/p?gracePeriodSeconds=0";
+    let resizing = ResizingBehavior {
+        expand_faults: vec![DriverFault::Refuse(ErrorKind::FailedPrecondition); 400],
+        ..ResizingBehavior::default()
+    };
+    let simulation = Simulation::new(&Role::ALL, Vec::new(), Vec::new()).with_resizing(resizing);
+    let use_claim = || {
+        let wait = || Wait(Duration::from_millis(500));
+        [Create(pod("p", "a")), wait(), Delete(POD), wait()]
+    };
+    let setup = [
+        Create(with(class("gold"), &json!({"allowVolumeExpansion": true}))),
+        Create(claim("a", "gold")),
+        Settle,
+        Patch(CLAIM, json!({"spec": {"resources": {"requests": {"storage": "2Gi"}}}})),
+        Wait(Duration::from_secs(40)),
+    ];
+    let actions: Vec<UserAction> = setup.into_iter().chain((0..100).flat_map(|_| use_claim())).collect();
+    // `Settle` waits for an hour.
+    let calls =
+        count_calls(&simulation, &actions, Duration::from_secs(3600 + 39), Duration::from_secs(102)).await;
+    assert!((1..=4).contains(&calls), "{calls} calls");
 }
