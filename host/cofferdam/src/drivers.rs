@@ -61,6 +61,8 @@ pub(crate) struct DriverLoader {
     call_metrics: BackendMetrics,
     connection_metrics: ConnectionMetrics,
     timeout: Duration,
+    /// The longest deadline of a call: that of an operation may be longer than `timeout`.
+    max_timeout: Duration,
 }
 
 impl DriverLoader {
@@ -81,6 +83,11 @@ impl DriverLoader {
             call_metrics: calls,
             connection_metrics: ConnectionMetrics::register(registry),
             timeout: configuration.timeout.get(),
+            max_timeout: [configuration.resize_timeout, configuration.modify_timeout]
+                .into_iter()
+                .flatten()
+                .fold(configuration.timeout, Ord::max)
+                .get(),
         })
     }
 
@@ -96,7 +103,10 @@ impl DriverLoader {
         let mut drivers = Vec::with_capacity(configuration.backend.len());
         for (name, section) in &configuration.backend {
             let kind = match csi_config(name, section, self.timeout)? {
-                Some(config) => DriverKind::Csi(self.connect(name, config).await?),
+                Some(config) => {
+                    let config = CsiConfig { call_timeout: self.max_timeout, ..config };
+                    DriverKind::Csi(self.connect(name, config).await?)
+                }
                 None => DriverKind::Component(self.load(name, section).await?),
             };
             drivers.push(LoadedDriver { name: name.clone(), kind });
@@ -166,8 +176,8 @@ pub(crate) fn csi_config(
     Ok(Some(CsiConfig {
         expected_driver: section.driver_name.clone(),
         secrets: read_secrets(name, section)?,
-        // The caller's deadline is the same setting.
         call_timeout: timeout,
+        identity_timeout: timeout,
         ..CsiConfig::new(socket.0.clone())
     }))
 }

@@ -42,7 +42,7 @@ pub(crate) struct ConnectionOptions {
     /// The expected driver name; `None` for any driver.
     pub(crate) expected_driver: Option<DriverName>,
     /// Timeout of each call that identifies the driver.
-    pub(crate) call_timeout: Duration,
+    pub(crate) identity_timeout: Duration,
     /// Maximum time for which the first connection is attempted.
     pub(crate) connect_timeout: Duration,
     /// Maximum wait for readiness on the first connection; `None` for no limit.
@@ -194,7 +194,7 @@ impl ConnectionOptions {
             .map_err(|error| IdentityError::ConnectionLost(error.to_string()))?;
         let closed = AbortOnDropHandle::new(tokio::spawn(closed));
         let identity_query =
-            IdentityQuery { connection: &connection, timeout: self.call_timeout, metrics: &self.metrics };
+            IdentityQuery { connection: &connection, timeout: self.identity_timeout, metrics: &self.metrics };
         let started = Instant::now();
         let mut last_logged = started;
         loop {

@@ -17,7 +17,7 @@ use prometheus_client::registry::Registry;
 use crate::{
     cli::ClusterFlags,
     client::{self, ClientEnvironment, ClusterConnection},
-    config::{ConfigError, Configuration, FeatureGate, ResolvedConfig},
+    config::{ConfigError, Configuration, FeatureGate, GoDuration, ResolvedConfig},
     core_dumps,
     drivers::{self, DriverLoader, LoadedDriver},
     error::CommandError,
@@ -285,6 +285,8 @@ pub(crate) fn controller_settings(configuration: &Configuration, namespace: Stri
         },
         resizer: ResizerSettings {
             workers: configuration.workers.0,
+            expand_timeout: configuration.resize_timeout.map(GoDuration::get),
+            modify_timeout: configuration.modify_timeout.map(GoDuration::get),
             resync_period: configuration.resync_period.get(),
             handle_volume_inuse_error: configuration.handle_volume_inuse_error,
             extra_modify_metadata: configuration.extra_modify_metadata,

@@ -39,6 +39,8 @@ const OFF_DEFAULT: &[(&str, &str)] = &[
     ("reconcile-sync", "16m"),
     ("max-entries", "17"),
     ("workers", "18"),
+    ("resize-timeout", "20s"),
+    ("modify-timeout", "21s"),
     ("resync-period", "19m"),
     ("handle-volume-inuse-error", "false"),
     ("extra-modify-metadata", "true"),
@@ -150,6 +152,8 @@ fn every_setting_of_a_controller_has_the_configured_value() {
     assert!(!attach_error_code);
     let ResizerSettings {
         workers,
+        expand_timeout,
+        modify_timeout,
         resync_period,
         handle_volume_inuse_error,
         extra_modify_metadata,
@@ -157,6 +161,8 @@ fn every_setting_of_a_controller_has_the_configured_value() {
         annotate_fs_resize,
     } = resizer;
     assert_eq!((workers, resync_period), (18, minutes(19)));
+    let seconds = |seconds| Some(Duration::from_secs(seconds));
+    assert_eq!((expand_timeout, modify_timeout), (seconds(20), seconds(21)));
     assert!(!handle_volume_inuse_error && extra_modify_metadata);
     assert!(!volume_attributes_class && !annotate_fs_resize);
     let AttachDetachSettings { force_detach_on_timeout } = attach_detach;

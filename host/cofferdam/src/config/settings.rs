@@ -263,6 +263,10 @@ settings! {
     RESIZER => {
         /// Maximum concurrent expansions per driver; the same limit applies separately to modifications
         workers: WorkerCount = Number("NUMBER"), Value("10");
+        /// Deadline of an expansion, in place of --timeout
+        resize_timeout: Option<GoDuration> = Text("DURATION"), Computed("that of --timeout");
+        /// Deadline of a modification, in place of --timeout
+        modify_timeout: Option<GoDuration> = Text("DURATION"), Computed("that of --timeout");
         /// Resync period of the resizer
         resync_period: GoDuration = Text("DURATION"), Value("10m");
         /// Delay expansions of volumes in use, for drivers that cannot expand them; this watches Pods

@@ -1,6 +1,6 @@
 //! The flags of the sidecars, and what this program does with each.
 //!
-//! Sources: the flags of external-provisioner 6.3, external-attacher 4.12, external-resizer 2.2,
+//! Sources: the flags of external-provisioner 6.3, external-attacher 4.13, external-resizer 2.3,
 //! node-driver-registrar 2.17, livenessprobe 2.19, csi-lib-utils 0.24, component-base's logging options, and
 //! klog, whose flags earlier versions of the sidecars had.
 
@@ -9,8 +9,8 @@ use std::fmt::Write as _;
 use super::{
     program::Sidecar::{self, Attacher, LivenessProbe, Provisioner, Registrar, Resizer},
     value::ValueType::{
-        self, Bool, Duration, Float, Int, ModuleVerbosity, Quantity, Severity, SourceLine, Text, Uint,
-        Verbosity,
+        self, Bool, Duration, Float, Int, Labels, ModuleVerbosity, Quantity, Severity, SourceLine, Text,
+        Uint, Verbosity,
     },
 };
 use FlagEffect::{Ignored, Sets, Translated};
@@ -105,6 +105,46 @@ pub(super) static FIXED_GATES: &[FixedGate] = &[
     },
 ];
 
+/// Gates of the libraries in external-provisioner, external-attacher and external-resizer. They concern API
+/// servers, and change nothing in a sidecar. Each version has others; these are of the versions above.
+pub(super) static LIBRARY_GATES: &[&str] = &[
+    "APIResponseCompression",
+    "APIServerIdentity",
+    "APIServerWebhookAuthenticationToken",
+    "APIServingWithRoutine",
+    "AllowParsingUserUIDFromCertAuth",
+    "AllowUnsafeMalformedObjectDeletion",
+    "CBORServingAndStorage",
+    "ComponentFlagz",
+    "ComponentStatusz",
+    "ConcurrentWatchObjectDecode",
+    "ConsistentListFromCacheSkipTimeoutFallback",
+    "ConstrainedImpersonation",
+    "CoordinatedLeaderElection",
+    "DeclarativeValidationBeta",
+    "DetectCacheInconsistency",
+    "EtcdRangeStream",
+    "ExcludeAdmissionWebhookVirtualResources",
+    "ListFromCacheSnapshot",
+    "ManifestBasedAdmissionControlConfig",
+    "NativeHistograms",
+    "OpenAPIEnums",
+    "RemoteRequestHeaderUID",
+    "ShardedListAndWatch",
+    "SizeBasedListCostEstimate",
+    "StorageVersionAPI",
+    "StorageVersionHash",
+    "StructuredAuthenticationConfigurationEgressSelector",
+    "StructuredAuthenticationConfigurationJWKSMetrics",
+    "TokenRequestServiceAccountUIDValidation",
+    "UnauthenticatedHTTP2DOSMitigation",
+    "UnknownVersionInteroperabilityProxy",
+    "WatchCacheInitializationPostStartHook",
+    "WatchList",
+    "WatchListCompression",
+    "WebhookRoundTripLoadBalancing",
+];
+
 const fn flag(
     name: &'static str,
     sidecars: &'static [Sidecar],
@@ -133,7 +173,7 @@ pub(super) static FLAGS: &[SidecarFlag] = &[
     flag("leader-election-lease-duration", API, Duration, "15s", Sets("leader-election-lease-duration")),
     flag("leader-election-renew-deadline", API, Duration, "10s", Sets("leader-election-renew-deadline")),
     flag("leader-election-retry-period", API, Duration, "5s", Sets("leader-election-retry-period")),
-    flag("leader-election-labels", API, Text, "", Sets("leader-election-labels")),
+    flag("leader-election-labels", API, Labels, "", Sets("leader-election-labels")),
     flag("feature-gates", API, Text, "",
         Translated("sets `feature-gates`; other gates of the sidecar have one value")),
     flag("retry-interval-start", API, Duration, "1s", Sets("retry-interval-start")),
@@ -176,6 +216,10 @@ pub(super) static FLAGS: &[SidecarFlag] = &[
     // csi-resizer
     flag("resync-period", RESIZER, Duration, "10m", Sets("resync-period")),
     flag("workers", RESIZER, Int, "10", Sets("workers")),
+    flag("resize-timeout", RESIZER, Duration, "10s",
+        Translated("sets `resize-timeout`; has no effect with `timeout`, as in the sidecar")),
+    flag("modify-timeout", RESIZER, Duration, "10s",
+        Translated("sets `modify-timeout`; has no effect with `timeout`, as in the sidecar")),
     flag("handle-volume-inuse-error", RESIZER, Bool, "true", Sets("handle-volume-inuse-error")),
     flag("extra-modify-metadata", RESIZER, Bool, "false", Sets("extra-modify-metadata")),
     // csi-node-driver-registrar

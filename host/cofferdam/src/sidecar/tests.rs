@@ -191,6 +191,15 @@ fn flags_without_effect_are_named_in_one_warning() {
 }
 
 #[test]
+fn gates_of_the_sidecars_libraries_are_accepted() {
+    let run = run_of(Sidecar::Attacher, "--feature-gates=WatchList=false");
+    assert_eq!(
+        run.warning.unwrap(),
+        "csi-attacher: flags without effect: --feature-gates=WatchList=false: the gate is for API servers"
+    );
+}
+
+#[test]
 fn a_command_line_that_the_sidecar_rejects_is_rejected() {
     for (sidecar, text, expected) in [
         (Sidecar::Provisioner, "--resync=1m", "flag provided but not defined: --resync"),

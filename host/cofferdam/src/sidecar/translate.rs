@@ -7,7 +7,7 @@ use std::{
 
 use super::{
     Sidecar, SidecarCommand, SidecarError, SidecarRun,
-    flags::{FIXED_GATES, FlagEffect},
+    flags::{FIXED_GATES, FlagEffect, LIBRARY_GATES},
     syntax::{GivenFlag, GivenFlags},
 };
 use crate::config::{CliValues, FeatureGateError, parse_gate};
@@ -43,6 +43,7 @@ pub(super) fn translate(
     environment: &HashMap<String, String>,
 ) -> Result<SidecarCommand, SidecarError> {
     let last = LastValues::new(&given.flags);
+    let log_format = last.log_format()?;
     if last.is_true("version") {
         return Ok(SidecarCommand::Version);
     }
@@ -66,10 +67,8 @@ pub(super) fn translate(
     if let Some(filter) = log_filter(&last) {
         values = values.with("log", [filter.to_owned()]);
     }
-    match last.get("logging-format") {
-        None | Some("") => {}
-        Some(format @ ("text" | "json")) => values = values.with("log-format", [format.to_owned()]),
-        Some(format) => return Err(SidecarError::LoggingFormat(format.to_owned())),
+    if let Some(format) = log_format {
+        values = values.with("log-format", [format.to_owned()]);
     }
     let texts = given.flags.iter().filter(|given| given.flag.name == "feature-gates");
     let gates = feature_gates(sidecar, texts.map(|given| given.value.as_str()), &mut warnings)?;
@@ -81,6 +80,14 @@ pub(super) fn translate(
     }
     if let Some(port) = last.get("health-port").filter(|port| sidecar == Sidecar::Registrar && *port != "0") {
         values = values.with("http-endpoint", [format!(":{port}")]);
+    }
+    // external-resizer: a timeout on the command line replaces those of the two operations.
+    if last.get("timeout").or(last.get("csiTimeout")).is_none() {
+        for name in ["resize-timeout", "modify-timeout"] {
+            if let Some(timeout) = last.get(name) {
+                values = values.with(name, [timeout.to_owned()]);
+            }
+        }
     }
     if last.is_true("node-deployment") {
         let node = environment.get("NODE_NAME").filter(|node| !node.is_empty());
@@ -120,6 +127,14 @@ impl<'a> LastValues<'a> {
     /// Reports if the flag has a value other than the sidecar's default.
     fn is_set(&self, name: &str) -> bool {
         self.0.get(name).is_some_and(|given| given.value != given.flag.default)
+    }
+
+    /// The value of `--logging-format`, which the sidecars check before every other flag.
+    fn log_format(&self) -> Result<Option<&'a str>, SidecarError> {
+        match self.0.get("logging-format").map(|given| given.value.as_str()) {
+            format @ (None | Some("text" | "json")) => Ok(format),
+            Some(format) => Err(SidecarError::LoggingFormat(format.to_owned())),
+        }
     }
 
     /// Rejects combinations that the sidecar rejects.
@@ -178,6 +193,8 @@ fn feature_gates<'a>(
             if value != gate.value {
                 warnings.push(format!("--feature-gates={name}={value}: {}", gate.instead));
             }
+        } else if LIBRARY_GATES.contains(&name) {
+            warnings.push(format!("--feature-gates={name}={value}: the gate is for API servers"));
         } else {
             let known: Vec<&str> = known.into_iter().chain(fixed().map(|gate| gate.name)).collect();
             let (name, known) = (name.to_owned(), known.join(", "));

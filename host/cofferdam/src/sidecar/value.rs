@@ -33,6 +33,8 @@ pub(super) enum ValueType {
     SourceLine,
     /// A quantity of the Kubernetes API.
     Quantity,
+    /// Labels: `KEY:VALUE`, with commas between several. The setting checks keys and values.
+    Labels,
     /// Any text.
     Text,
 }
@@ -50,6 +52,7 @@ impl ValueType {
             Self::Severity => "INFO, WARNING, ERROR, FATAL or a number",
             Self::SourceLine => "FILE:LINE, such as main.go:42",
             Self::Quantity => "a quantity such as 512 or 64Ki",
+            Self::Labels => "KEY:VALUE, with commas between several",
             Self::Text => "a text",
         }
     }
@@ -74,6 +77,7 @@ impl ValueType {
             Self::Severity => is_severity(text).then_some(text.into()),
             Self::SourceLine => is_source_line(text).then_some(text.into()),
             Self::Quantity => is_quantity(text).then_some(text.into()),
+            Self::Labels => text.split(',').all(|label| label.contains(':')).then_some(text.into()),
             Self::Text => Some(text.into()),
         }
     }

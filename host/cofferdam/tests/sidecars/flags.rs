@@ -373,6 +373,24 @@ async fn flags_of_the_resizer_change_its_calls() {
     assert!(fixture.driver.calls("ControllerModifyVolume").is_empty());
 }
 
+#[tokio::test]
+async fn timeouts_of_the_resizer_are_those_of_the_flags() {
+    // Flags, and if the expansion and the modification have the long timeout.
+    for (flags, expected) in [
+        (&["--resize-timeout=50m"][..], (true, false)),
+        (&["--modify-timeout=50m"], (false, true)),
+        (&["--timeout=50m", "--resize-timeout=1m", "--modify-timeout=1m"], (true, true)),
+    ] {
+        let fixture = Fixture::start(Behavior { fails_expansions: true, ..Behavior::default() }).await;
+        fixture.create_claim_to_resize("claim").await;
+        let _process = fixture.start_sidecar("csi-resizer", flags);
+        let expansion = fixture.wait_for_calls("ControllerExpandVolume", 1).await;
+        let modification = fixture.wait_for_calls("ControllerModifyVolume", 1).await;
+        let found = (is_of_fifty_minutes(&expansion), is_of_fifty_minutes(&modification));
+        assert_eq!(found, expected, "{flags:?}");
+    }
+}
+
 /// With `storageCapacity: true`, pods would wait for CSIStorageCapacity objects that the program does not
 /// write.
 #[tokio::test]

@@ -210,7 +210,7 @@ impl Resizer {
             if let Some(claim) = self.context.cache.claims.get(&key).into_object()
                 && self.state.expansion(&claim.meta.uid).in_use
             {
-                self.enqueue_claim(&claim, ResizeOperation::Expansion);
+                self.enqueue_changed_claim(&claim, ResizeOperation::Expansion);
             }
         }
     }
@@ -253,8 +253,8 @@ impl Resizer {
         }
     }
 
-    /// Enqueues a claim after a change of it. Users can change a claim as often as they like, and each change
-    /// could cause a driver call.
+    /// Enqueues a claim after a change of it or of its pods. Users can change them as often as they like, and
+    /// each change could cause a driver call.
     fn enqueue_changed_claim(&self, claim: &Claim, operation: ResizeOperation) {
         if let Some(queue) = self.queue_of(claim, operation) {
             queue.add_once_per_backoff(claim.key.clone());
@@ -304,12 +304,21 @@ impl Resizer {
     }
 
     /// Creates a driver call with the data of this Secret; with `None`, without secrets.
-    async fn build_call(&self, secret: Option<&SecretRef>) -> Result<Call, SecretError> {
+    async fn build_call(
+        &self,
+        secret: Option<&SecretRef>,
+        operation: ResizeOperation,
+    ) -> Result<Call, SecretError> {
         let secrets = match secret {
             Some(secret) => self.context.secrets.read(secret).await?,
             None => Secrets::default(),
         };
-        Ok(self.context.calls.call(&self.context.term, secrets))
+        let timeout = match operation {
+            ResizeOperation::Expansion => self.context.settings.expand_timeout,
+            ResizeOperation::Modification => self.context.settings.modify_timeout,
+        };
+        let call = self.context.calls.call(&self.context.term, secrets);
+        Ok(Call { deadline: timeout.unwrap_or(call.deadline), ..call })
     }
 
     /// Prepares a call: checks that no other node has the volume if the driver is node-local, reads its Secret
@@ -336,7 +345,7 @@ impl Resizer {
                 OnlyNodeError::Segments(_) | OnlyNodeError::Read(_) => Action::Backoff,
             });
         }
-        let call = match self.build_call(secret).await {
+        let call = match self.build_call(secret, operation).await {
             Ok(call) => call,
             Err(error) => {
                 self.emit_failure(name, claim, reason, error.to_string());

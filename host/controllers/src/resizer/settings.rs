@@ -8,6 +8,10 @@ pub struct ResizerSettings {
     /// Maximum concurrent expansions per driver; the same limit applies separately to modifications
     /// (`--workers`).
     pub workers: usize,
+    /// Deadline of an expansion (`--resize-timeout`); `None`: that of every driver call.
+    pub expand_timeout: Option<Duration>,
+    /// Deadline of a modification (`--modify-timeout`); `None`: that of every driver call.
+    pub modify_timeout: Option<Duration>,
     /// Interval at which all claims of this process's drivers are reconciled again without a change
     /// (`--resync-period`).
     pub resync_period: Duration,
@@ -30,6 +34,8 @@ impl Default for ResizerSettings {
     fn default() -> Self {
         Self {
             workers: 10,
+            expand_timeout: None,
+            modify_timeout: None,
             resync_period: Duration::from_secs(600),
             handle_volume_inuse_error: true,
             extra_modify_metadata: false,

@@ -49,6 +49,8 @@ pub struct CsiConfig {
     pub secrets: Secrets,
     /// Maximum duration of a call. The caller's deadline may be shorter.
     pub call_timeout: Duration,
+    /// Timeout of each call that identifies the driver.
+    pub identity_timeout: Duration,
     /// Maximum time for which the first connection is attempted.
     pub connect_timeout: Duration,
     /// Maximum wait for a driver that is not ready, at the first connection; unlimited if absent, as in the
@@ -65,6 +67,7 @@ impl CsiConfig {
             expected_driver: None,
             secrets: Secrets::default(),
             call_timeout: Duration::from_secs(60),
+            identity_timeout: Duration::from_secs(60),
             connect_timeout: Duration::from_secs(30),
             ready_timeout: None,
         }
@@ -142,7 +145,7 @@ impl CsiBackend {
         let options = ConnectionOptions {
             address: config.address.clone(),
             expected_driver: config.expected_driver.clone(),
-            call_timeout: config.call_timeout,
+            identity_timeout: config.identity_timeout,
             connect_timeout: config.connect_timeout,
             ready_timeout: config.ready_timeout,
             metrics: calls.clone(),

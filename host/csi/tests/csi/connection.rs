@@ -72,7 +72,7 @@ async fn connect_probes_until_the_driver_is_ready() {
     assert!(matches!(error, ConnectError::NotReady { .. }), "{error}");
 
     driver.queue_reply(PROBE, ScriptedReply::Hang);
-    let config = CsiConfig { call_timeout: Duration::from_millis(50), ..driver.config() };
+    let config = CsiConfig { identity_timeout: Duration::from_millis(50), ..driver.config() };
     let error = connect(config).await.unwrap_err();
     assert!(matches!(error, ConnectError::NotReady { .. }), "{error}");
 }
