@@ -1,6 +1,11 @@
 //! The upstream CSI sidecars.
 
-use std::{fs, os::unix::fs::symlink, path::Path, time::Duration};
+use std::{
+    fs,
+    os::unix::fs::symlink,
+    path::{Path, PathBuf},
+    time::Duration,
+};
 
 use anyhow::Result;
 use cofferdam_cluster::connect;
@@ -50,13 +55,21 @@ pub(crate) async fn start_cofferdam(
 /// # Errors
 /// If the symbolic link with the name cannot be created.
 pub(crate) fn cofferdam_command(run: &SuiteRun, name: &str) -> Result<CommandSpec> {
+    Ok(CommandSpec::new(cofferdam_name(name), cofferdam_program(run, name)?).env("RUST_BACKTRACE", "1"))
+}
+
+/// A symbolic link to the program `cofferdam` with the name of a sidecar.
+///
+/// # Errors
+/// If it cannot be created.
+pub(crate) fn cofferdam_program(run: &SuiteRun, name: &str) -> Result<PathBuf> {
     let directory = run.scratch().join("sidecars");
     fs::create_dir_all(&directory)?;
     let link = directory.join(name);
     if !link.exists() {
         symlink(run.program(), &link)?;
     }
-    Ok(CommandSpec::new(cofferdam_name(name), link).env("RUST_BACKTRACE", "1"))
+    Ok(link)
 }
 
 /// Name of the process of `cofferdam` that replaces a sidecar, and of its log.

@@ -168,6 +168,14 @@ pub const SUITES: &[Suite] = &[
         run: |run| Box::pin(replacement::run(run)),
     },
     Suite {
+        name: "sidecar-flags",
+        description: "Cofferdam under the names of the sidecars has their flags, defaults and feature gates, \
+             and rejects what they reject",
+        limit: MINUTE.saturating_mul(15),
+        lane: SuiteLane::Background,
+        run: |run| Box::pin(sidecars::flags::run(run)),
+    },
+    Suite {
         name: "oddities",
         description: "the sidecars and Cofferdam under their names give the same results for drivers with \
              oddities",
