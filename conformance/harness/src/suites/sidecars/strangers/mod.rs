@@ -4,6 +4,7 @@
 //! [description](description::DriverDescription); without it the Go driver of `conformance/driver` runs.
 
 mod description;
+mod guide;
 mod slots;
 
 use std::{
@@ -72,7 +73,7 @@ pub(in crate::suites) async fn run(run: &SuiteRun) -> Result<()> {
         has_audited_bodies: description.planted_secret.is_some(),
         ..ControlPlaneOptions::default()
     };
-    let plane = ControlPlane::start(run, options).await?;
+    let mut plane = ControlPlane::start(run, options).await?;
     let node = if has_node { Some(KubeletNode::start(run, &plane, NODE).await?) } else { None };
     let kubectl = Kubectl::new(run, &plane)?;
     for manifest in &description.manifests {
@@ -89,7 +90,7 @@ pub(in crate::suites) async fn run(run: &SuiteRun) -> Result<()> {
         })
         .await?;
     }
-    let slots = SidecarSlots::start(run, &plane, &description, &driver.socket).await?;
+    let slots = SidecarSlots::start(run, &mut plane, &kubectl, &description, &driver.socket).await?;
     if let Some(arguments) = description.sidecars.get("livenessprobe") {
         driver.processes.push(slots::start_liveness(run, arguments, &driver.socket).await?);
     }

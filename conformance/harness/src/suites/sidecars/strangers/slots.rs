@@ -9,7 +9,7 @@ use std::{
 use anyhow::{Context as _, Result, ensure};
 
 use crate::{
-    account::Account,
+    account::Kubectl,
     control_plane::{self, ApiUser, ControlPlane},
     implementation::Implementation,
     namespaces,
@@ -18,10 +18,12 @@ use crate::{
     sidecar,
 };
 
-use super::description::DriverDescription;
+use super::{description::DriverDescription, guide};
 use crate::suites::sidecars::slot::{SLOTS, Slot};
 
 const READY_TIMEOUT: Duration = Duration::from_secs(120);
+/// Name of the process whose account has no rights.
+const WITHOUT_RIGHTS: &str = "cofferdam-without-rights";
 
 /// Name of the process of an implementation, and of its log.
 pub(super) fn process_name(name: &str, implementation: Implementation) -> String {
@@ -35,31 +37,46 @@ pub(super) fn process_name(name: &str, implementation: Implementation) -> String
 pub(super) struct SidecarSlots<'a> {
     run: &'a SuiteRun,
     description: &'a DriverDescription,
-    account: Account,
+    /// Kubeconfig of the service account of Cofferdam.
+    account: PathBuf,
     kubeconfig: PathBuf,
     socket: PathBuf,
     processes: Vec<(Slot, ManagedProcess)>,
 }
 
 impl<'a> SidecarSlots<'a> {
-    /// Starts Cofferdam under the name of each sidecar of the description. All use one service account with
-    /// the rights that `cofferdam render rbac` prints for their roles, as the containers of a pod do.
+    /// Starts Cofferdam under the name of each sidecar of the description. All use one service account, as
+    /// the containers of a pod do, with the rights that the guide grants. Before that, the first process runs
+    /// without rights, and has to name those that its role gets.
     pub(super) async fn start(
         run: &'a SuiteRun,
-        plane: &ControlPlane,
+        plane: &mut ControlPlane,
+        kubectl: &Kubectl,
         description: &'a DriverDescription,
         socket: &Path,
     ) -> Result<Self> {
-        let roles: Vec<&str> = slots(description).map(|slot| slot.role).collect();
-        let account = if description.secret_namespaces.is_empty() {
-            Account::new(run, plane, &roles).await?
-        } else {
-            let list = description.secret_namespaces.join(",");
-            Account::with_flags(run, plane, &roles, &["--secret-namespaces", &list]).await?
-        };
+        let account = guide::create_account(plane, kubectl).await?;
         let kubeconfig = plane.kubeconfig(ApiUser::Admin)?;
         let processes = Vec::new();
         let mut all = Self { run, description, account, kubeconfig, socket: socket.to_owned(), processes };
+        let first = all.slots().first().copied().context("no sidecar")?;
+        let spec = all.cofferdam(first)?.name(WITHOUT_RIGHTS);
+        let missing = guide::missing_rights(run, spec).await?;
+        // Requests of this process were rejected, as expected.
+        plane.take_forbidden()?;
+        for slot in all.slots() {
+            guide::grant(run, plane, slot.role, &description.secret_namespaces).await?;
+            if slot == first {
+                let granted = guide::granted_rights(plane).await?;
+                let unnamed: Vec<_> = granted.difference(&missing).collect();
+                let unneeded: Vec<_> = missing.difference(&granted).collect();
+                ensure!(
+                    unnamed.is_empty() && unneeded.is_empty(),
+                    "the process did not name {unnamed:?}, and named {unneeded:?}, which are not granted"
+                );
+                run.add_note(&format!("{}: named {} missing rights", slot.name, missing.len()))?;
+            }
+        }
         for slot in all.slots() {
             all.replace(slot, Implementation::Cofferdam).await?;
         }
@@ -84,29 +101,37 @@ impl<'a> SidecarSlots<'a> {
 
     /// Starts a sidecar, whose former process has ended.
     pub(super) async fn replace(&mut self, slot: Slot, implementation: Implementation) -> Result<()> {
+        let process = match implementation {
+            Implementation::Upstream => {
+                let arguments = self.arguments(slot)?;
+                let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
+                sidecar::start(self.run, slot.name, &self.kubeconfig, &self.socket, &arguments).await?
+            }
+            Implementation::Cofferdam => start_and_wait(self.run, self.cofferdam(slot)?, "/readyz").await?,
+        };
+        self.processes.push((slot, process));
+        Ok(())
+    }
+
+    /// The arguments of the description, and those of a process outside of a pod.
+    fn arguments(&self, slot: Slot) -> Result<Vec<String>> {
         let mut arguments = self.description.sidecars.get(slot.name).context("no such sidecar")?.clone();
         if arguments.iter().any(|argument| argument.trim_start_matches('-').starts_with("leader-election")) {
             // In a pod, it is the pod's namespace.
             arguments.push(format!("--leader-election-namespace={}", namespaces::COFFERDAM));
         }
-        let process = match implementation {
-            Implementation::Upstream => {
-                let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
-                sidecar::start(self.run, slot.name, &self.kubeconfig, &self.socket, &arguments).await?
-            }
-            Implementation::Cofferdam => {
-                let spec = sidecar::cofferdam_command(self.run, slot.name)?
-                    .arg(format_args!("--kubeconfig={}", self.account.kubeconfig().display()))
-                    .arg(format_args!("--csi-address={}", self.socket.display()))
-                    .args(arguments)
-                    // In a pod, it is the pod's namespace.
-                    .env("COFFERDAM_NAMESPACE", namespaces::COFFERDAM)
-                    .env("COFFERDAM_SECRET_NAMESPACES", self.description.secret_namespaces.join(","));
-                start_and_wait(self.run, spec, "/readyz").await?
-            }
-        };
-        self.processes.push((slot, process));
-        Ok(())
+        Ok(arguments)
+    }
+
+    /// Cofferdam under the name of a sidecar.
+    fn cofferdam(&self, slot: Slot) -> Result<CommandSpec> {
+        Ok(sidecar::cofferdam_command(self.run, slot.name)?
+            .arg(format_args!("--kubeconfig={}", self.account.display()))
+            .arg(format_args!("--csi-address={}", self.socket.display()))
+            .args(self.arguments(slot)?)
+            // In a pod, it is the pod's namespace.
+            .env("COFFERDAM_NAMESPACE", namespaces::COFFERDAM)
+            .env("COFFERDAM_SECRET_NAMESPACES", self.description.secret_namespaces.join(",")))
     }
 
     /// The current processes.
