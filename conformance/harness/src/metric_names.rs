@@ -3,7 +3,7 @@
 //! Dashboards and alerts select metrics by name and labels. Every metric that an upstream program had when
 //! it ended must be one of Cofferdam's, with at least the same labels, or a row of the table of missing
 //! metrics in `docs/metrics.md`. Each row must occur upstream. A metric that nothing has counted yet is in
-//! no scrape of Cofferdam, so a metric that the page documents counts as Cofferdam's, too.
+//! no scrape of Cofferdam, so a metric in the page's tables counts as Cofferdam's, too.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -44,8 +44,9 @@ pub(crate) const SIDECAR_PREFIXES: &[&str] =
 pub(crate) fn compare(run: &SuiteRun, programs: &[UpstreamProgram]) -> Result<()> {
     let mut cofferdam = saved_metrics(run, "cofferdam")?;
     let (documented, missing) = split_page(PAGE)?;
-    for name in documented.split('`').skip(1).step_by(2) {
-        cofferdam.entry(name.to_owned()).or_default();
+    for (name, labels) in documented_metrics(documented) {
+        // A metric with samples has the labels of its samples.
+        cofferdam.entry(name).or_default().get_or_insert(labels);
     }
     let missing_rows = missing_rows(missing)?;
     let mut problems = Vec::new();
@@ -90,6 +91,32 @@ fn differences(program: &str, upstream: &Metrics, cofferdam: &Metrics, rows: &BT
 /// The page before the table of missing metrics, and from there.
 fn split_page(page: &str) -> Result<(&str, &str)> {
     page.split_once(HEADING).with_context(|| format!("docs/metrics.md: no {HEADING}"))
+}
+
+/// The metrics of the page's tables and their labels.
+fn documented_metrics(page: &str) -> Vec<(String, BTreeSet<String>)> {
+    let mut metrics = Vec::new();
+    let mut is_table_of_metrics = false;
+    for line in page.lines() {
+        let cells: Vec<&str> = line.split('|').map(str::trim).collect();
+        let [_, names, labels, ..] = cells.as_slice() else { continue };
+        match *names {
+            "metric" => is_table_of_metrics = *labels == "labels",
+            names if names.starts_with('`') => {
+                let labels = || quoted(labels).map(str::to_owned).collect();
+                let names = quoted(names).filter(|_| is_table_of_metrics);
+                metrics.extend(names.map(|name| (name.to_owned(), labels())));
+            }
+            rule if rule.starts_with("---") => {}
+            _ => is_table_of_metrics = false,
+        }
+    }
+    metrics
+}
+
+/// The texts in backticks.
+fn quoted(cell: &str) -> impl Iterator<Item = &str> {
+    cell.split('`').skip(1).step_by(2)
 }
 
 /// The rows of the table: program and metric. A row may name several metrics.
@@ -201,6 +228,17 @@ mod tests {
             ]
         );
         assert_eq!(differences("p", &upstream, &cofferdam, &BTreeSet::from(["a{y}", "b", "c"])), [""; 0]);
+    }
+
+    #[test]
+    fn the_tables_of_metrics_are_documented_metrics() {
+        let page = "`no_metric` in prose\n| metric | labels | meaning |\n|---|---|---|\n| `a`, `b` | `x`, `y` | `c` |\n\
+                    | `d` | | none |\n\n| outcome | labels | why |\n|---|---|---|\n| `ok` | `z` | w |\n";
+        let found: Vec<String> =
+            documented_metrics(page).iter().map(|(name, labels)| format!("{name} {labels:?}")).collect();
+        assert_eq!(found, ["a {\"x\", \"y\"}", "b {\"x\", \"y\"}", "d {}"]);
+        let (page, _) = split_page(PAGE).unwrap();
+        assert!(documented_metrics(page).len() > 50);
     }
 
     #[test]

@@ -87,9 +87,9 @@ impl SwapRound {
     ) -> Result<()> {
         let driver: CSIDriver = serde_json::from_value(pod::csi_driver_object(storage.driver()))?;
         Api::all(plane.client().clone()).create(&PostParams::default(), &driver).await?;
-        let users =
-            PodWorkload::new(plane, self.namespace, storage.driver(), storage.has_volume_sizes()).await?;
-        let mut slots = ControllerSlots::new(run, plane, storage.socket(), self.initial).await?;
+        let users = PodWorkload::new(plane, self.namespace, &storage).await?;
+        let mut slots =
+            ControllerSlots::new(run, plane, storage.socket(), self.namespace, self.initial).await?;
         let started = Instant::now();
         tokio::try_join!(
             users.run_all(self.claims),

@@ -10,6 +10,7 @@ use crate::{
     cofferdam,
     control_plane::{ApiUser, ControlPlane},
     implementation::Implementation,
+    namespaces,
     process::ManagedProcess,
     run::SuiteRun,
     sidecar,
@@ -64,10 +65,20 @@ pub(super) struct ControllerSlots<'a> {
     plane: &'a mut ControlPlane,
     kubeconfig: PathBuf,
     socket: PathBuf,
+    /// Namespace of the claims and of the Secret of their class.
+    claims_namespace: &'static str,
     accounts: Vec<(ControllerSlot, Account)>,
     /// Processes of the controllers that do not run in kube-controller-manager.
     processes: Vec<(ControllerSlot, ManagedProcess)>,
 }
+
+/// The sidecar and the role compete for one Lease, which a killed process keeps for some seconds only.
+const LEADER_ELECTION: [&str; 4] = [
+    "--leader-election",
+    "--leader-election-lease-duration=3s",
+    "--leader-election-renew-deadline=2s",
+    "--leader-election-retry-period=500ms",
+];
 
 /// Controllers of kube-controller-manager that always run.
 const CONTROLLERS: &str = "persistentvolume-binder-controller,persistentvolume-protection-controller,\
@@ -81,14 +92,20 @@ impl<'a> ControllerSlots<'a> {
         run: &'a SuiteRun,
         plane: &'a mut ControlPlane,
         socket: &Path,
+        claims_namespace: &'static str,
         implementation: Implementation,
     ) -> Result<Self> {
         let mut accounts = Vec::new();
         for slot in ControllerSlot::ALL {
-            accounts.push((slot, Account::new(run, plane, &[slot.role()]).await?));
+            let flags: &[&str] = match slot.sidecar() {
+                Some(_) => &["--secret-namespaces", claims_namespace],
+                None => &[],
+            };
+            accounts.push((slot, Account::with_flags(run, plane, &[slot.role()], flags).await?));
         }
         let (kubeconfig, processes) = (plane.kubeconfig(ApiUser::Admin)?, Vec::new());
-        let mut slots = Self { run, plane, kubeconfig, socket: socket.to_owned(), accounts, processes };
+        let socket = socket.to_owned();
+        let mut slots = Self { run, plane, kubeconfig, socket, claims_namespace, accounts, processes };
         // Start kube-controller-manager without attach-detach. `start` restarts it if upstream is the initial
         // implementation.
         slots.kill_current(ControllerSlot::AttachDetach).await?;
@@ -114,13 +131,17 @@ impl<'a> ControllerSlots<'a> {
     pub(super) async fn start(&mut self, slot: ControllerSlot, implementation: Implementation) -> Result<()> {
         let account = self.accounts.iter().find(|(other, _)| *other == slot).map(|(_, account)| account);
         let account = account.context("a controller without an account")?;
+        let namespace = format!("--leader-election-namespace={}", namespaces::COFFERDAM);
+        let leader_election = [&LEADER_ELECTION[..], &[&namespace]].concat();
         let process = match (implementation, slot.sidecar()) {
             (Implementation::Cofferdam, Some(_)) => {
-                cofferdam::start_with_csi_driver(self.run, account, &self.socket).await?
+                let secrets = format!("--secret-namespaces={}", self.claims_namespace);
+                let flags = [&leader_election[..], &[&secrets]].concat();
+                cofferdam::start_with_csi_driver_and_flags(self.run, account, &self.socket, &flags).await?
             }
             (Implementation::Cofferdam, None) => cofferdam::start_without_driver(self.run, account).await?,
             (Implementation::Upstream, Some(name)) => {
-                sidecar::start(self.run, name, &self.kubeconfig, &self.socket, &[]).await?
+                sidecar::start(self.run, name, &self.kubeconfig, &self.socket, &leader_election).await?
             }
             (Implementation::Upstream, None) => {
                 let all = format!("{CONTROLLERS},{ATTACH_DETACH_CONTROLLER}");

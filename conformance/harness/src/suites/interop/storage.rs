@@ -20,6 +20,27 @@ use crate::{
 use super::registrar;
 
 const GO_DRIVER_NAME: &str = "go.conformance.cofferdam.dev";
+/// The methods for which the Go driver requires the Secret of the class.
+const METHODS_WITH_SECRET: [&str; 8] = [
+    "CreateVolume",
+    "DeleteVolume",
+    "ControllerPublishVolume",
+    "ControllerUnpublishVolume",
+    "ControllerExpandVolume",
+    "NodeStageVolume",
+    "NodePublishVolume",
+    "NodeExpandVolume",
+];
+/// The Secret of the class.
+const CLASS_SECRET: ClassSecret = ClassSecret { name: "array", key: "token", value: "9a1f0cd2b86e47d3" };
+
+/// A Secret in the namespace of the claims, which their class names.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct ClassSecret {
+    pub(super) name: &'static str,
+    pub(super) key: &'static str,
+    pub(super) value: &'static str,
+}
 
 /// A driver and its node service.
 pub(super) enum DriverUnderTest {
@@ -58,10 +79,13 @@ impl DriverUnderTest {
     }
 
     pub(super) async fn start_go(run: &SuiteRun, client: &Client, node: &KubeletNode) -> Result<Self> {
+        let ClassSecret { key, value, .. } = CLASS_SECRET;
+        let required = METHODS_WITH_SECRET.map(|method| format!("--require-secret={method}={key}={value}"));
         let volumes = format!("--directory={}", run.scratch().join("volumes").display());
-        let driver =
-            CsiDriverProcess::start(run, GO_DRIVER_NAME, &[&volumes, &format!("--node={}", node.name())])
-                .await?;
+        let flags: Vec<String> =
+            required.into_iter().chain([volumes, format!("--node={}", node.name())]).collect();
+        let flags: Vec<&str> = flags.iter().map(String::as_str).collect();
+        let driver = CsiDriverProcess::start(run, GO_DRIVER_NAME, &flags).await?;
         let registrar = registrar::replace(run, client, node, &driver, GO_DRIVER_NAME).await?;
         Ok(Self::Go(Box::new(GoDriver { driver, registrar })))
     }
@@ -71,6 +95,14 @@ impl DriverUnderTest {
         match self {
             Self::Cofferdam(cofferdam) => &cofferdam.driver,
             Self::Go(_) => GO_DRIVER_NAME,
+        }
+    }
+
+    /// The Secret that the driver requires.
+    pub(super) const fn class_secret(&self) -> Option<ClassSecret> {
+        match self {
+            Self::Cofferdam(_) => None,
+            Self::Go(_) => Some(CLASS_SECRET),
         }
     }
 

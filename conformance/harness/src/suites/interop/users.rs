@@ -9,7 +9,7 @@ use std::{
 use anyhow::{Context as _, Result, ensure};
 use futures::{StreamExt as _, TryStreamExt as _, stream};
 use k8s_openapi::api::{
-    core::v1::{PersistentVolume, PersistentVolumeClaim, Pod},
+    core::v1::{PersistentVolume, PersistentVolumeClaim, Pod, Secret},
     storage::v1::VolumeAttachment,
 };
 use kube::{
@@ -25,6 +25,8 @@ use crate::{
     retry,
     wait::until,
 };
+
+use super::storage::{ClassSecret, DriverUnderTest};
 
 /// Time limit of each wait, such as until a pod runs. Sufficient also if a controller is replaced meanwhile,
 /// and its replacement repeats calls with back-off.
@@ -52,11 +54,22 @@ impl PodWorkload {
     pub(super) async fn new(
         plane: &ControlPlane,
         namespace: &'static str,
-        driver: &str,
-        has_volume_sizes: bool,
+        storage: &DriverUnderTest,
     ) -> Result<Self> {
-        let client = plane.client().clone();
-        let claims = Claims::new(&client, namespace, driver).await?;
+        let (client, has_volume_sizes) = (plane.client().clone(), storage.has_volume_sizes());
+        let parameters = match storage.class_secret() {
+            None => json!({}),
+            Some(secret) => json!({
+                "csi.storage.k8s.io/secret-name": secret.name,
+                "csi.storage.k8s.io/secret-namespace": "${pvc.namespace}",
+            }),
+        };
+        let claims = Claims::with_parameters(&client, namespace, storage.driver(), parameters).await?;
+        if let Some(ClassSecret { name, key, value }) = storage.class_secret() {
+            let secret = json!({ "metadata": { "name": name }, "stringData": { key: value } });
+            let secrets: Api<Secret> = Api::namespaced(client.clone(), namespace);
+            retry::create(&secrets, &serde_json::from_value(secret)?).await?;
+        }
         Ok(Self {
             client,
             namespace,
