@@ -32,6 +32,9 @@ use storage::DriverUnderTest;
 use users::{PodWorkload, TIMEOUT};
 
 const NODE: &str = "node-1";
+/// Users between two looks at the role that runs beside another attach-detach controller.
+const USERS_OF_TWO_CONTROLLERS: usize = 4;
+
 /// A load during which each controller is replaced twice.
 struct SwapRound {
     namespace: &'static str,
@@ -92,7 +95,7 @@ impl SwapRound {
             ControllerSlots::new(run, plane, storage.socket(), self.namespace, self.initial).await?;
         let started = Instant::now();
         tokio::try_join!(
-            users.run_all(self.claims),
+            users.run_all(0..self.claims),
             self.swap_controllers(run, &users, &mut slots, &storage)
         )?;
         let (name, claims, seconds) = (self.namespace, self.claims, started.elapsed().as_secs_f64());
@@ -110,8 +113,38 @@ impl SwapRound {
             let times = times(method);
             ensure!(times >= u64::try_from(claims)?, "{times} calls of {method}: expected at least {claims}");
         }
+        if self.initial == Implementation::Cofferdam {
+            self.recognise_attach_detach(run, &users, &mut slots).await?;
+            wait_clean(run, &users, &storage, node).await?;
+        }
         slots.stop().await?;
         storage.stop().await
+    }
+
+    /// Two attach-detach controllers run at once, as in a cluster whose kube-controller-manager cannot be
+    /// configured. The role's process is paused from time to time, because nothing shows the other controller
+    /// if the role always writes first. It recognises the other one by its writes and stops.
+    async fn recognise_attach_detach(
+        &self,
+        run: &SuiteRun,
+        users: &PodWorkload,
+        slots: &mut ControllerSlots<'_>,
+    ) -> Result<()> {
+        slots.start(ControllerSlot::AttachDetach, Implementation::Upstream).await?;
+        let mut next = self.claims;
+        until("a stopped role", TIMEOUT, async || {
+            slots.process(ControllerSlot::AttachDetach)?.pause()?;
+            users.run_all(next..next + USERS_OF_TWO_CONTROLLERS).await?;
+            slots.process(ControllerSlot::AttachDetach)?.resume()?;
+            next += USERS_OF_TWO_CONTROLLERS;
+            let page = slots.process(ControllerSlot::AttachDetach)?.metrics_page().await?;
+            ensure!(page.contains("cofferdam_role_stopped{role=\"attach-detach\"} 1"), "the role runs");
+            Ok(())
+        })
+        .await?;
+        users.run_all(next..next + USERS_OF_TWO_CONTROLLERS).await?;
+        let pods = next - self.claims;
+        run.add_note(&format!("two attach-detach controllers: Cofferdam's has stopped within {pods} pods"))
     }
 
     /// Replaces each controller by the other implementation, and later back.

@@ -152,6 +152,12 @@ impl<'a> ControllerSlots<'a> {
         Ok(())
     }
 
+    /// The process of a controller.
+    pub(super) fn process(&self, slot: ControllerSlot) -> Result<&ManagedProcess> {
+        let process = self.processes.iter().find(|(other, _)| *other == slot);
+        Ok(&process.context("no process of the controller")?.1)
+    }
+
     pub(super) async fn stop(mut self) -> Result<()> {
         for (_, process) in &mut self.processes {
             process.stop().await?;

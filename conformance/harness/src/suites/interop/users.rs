@@ -3,6 +3,7 @@
 use std::{
     cell::{Cell, RefCell},
     collections::BTreeSet,
+    ops::Range,
     time::Duration,
 };
 
@@ -88,8 +89,10 @@ impl PodWorkload {
         Api::namespaced(self.client.clone(), self.namespace)
     }
 
-    pub(super) async fn run_all(&self, count: usize) -> Result<()> {
-        stream::iter(0..count)
+    /// Runs the users with these numbers, which follow those of the earlier users.
+    pub(super) async fn run_all(&self, numbers: Range<usize>) -> Result<()> {
+        let count = numbers.end;
+        stream::iter(numbers)
             .map(|number| async move { self.run_one(number).await.with_context(|| format!("user {number}")) })
             .buffer_unordered(CONCURRENT_PODS)
             .try_collect::<()>()
