@@ -9,7 +9,7 @@ use tokio::{sync::watch, time::timeout};
 
 use crate::{
     journal::LostJournals,
-    leader_election::{LeaderElector, LeaderHealth},
+    leader_election::{LeaderElector, LeaderHealth, LeaseInUse},
     leadership::{Leadership, TermSender},
 };
 
@@ -32,6 +32,14 @@ impl Campaign {
         Self { drivers, electors, terms, leadership }
     }
 
+    /// The process is the only owner of the drivers' data: it does not wait for another process that works
+    /// with them.
+    #[must_use]
+    pub fn as_only_owner(self) -> Self {
+        let electors = self.electors.into_iter().map(LeaderElector::as_only_owner).collect();
+        Self { electors, ..self }
+    }
+
     /// The drivers with which the process works while it leads.
     pub const fn drivers(&self) -> &BTreeSet<DriverName> {
         &self.drivers
@@ -50,11 +58,14 @@ impl Campaign {
     /// Competes for the Leases until the process [resigns](Leadership::resign), then releases those that it
     /// holds. A journal of its drivers that another process takes ends the term: two processes lead, or one
     /// works without leader election.
-    pub async fn run(self, mut lost_journals: watch::Receiver<LostJournals>) {
+    ///
+    /// # Errors
+    /// [`LeaseInUse`], for an [only owner](Self::as_only_owner), after the other Leases are released.
+    pub async fn run(self, mut lost_journals: watch::Receiver<LostJournals>) -> Result<(), LeaseInUse> {
         let Self { drivers, mut electors, terms, leadership: _ } = self;
         while !terms.is_resigned() {
-            let held = acquire_all(&mut electors, terms.wait_resigned()).await;
-            if held == electors.len() {
+            let acquired = acquire_all(&mut electors, terms.wait_resigned()).await;
+            if acquired == Ok(electors.len()) {
                 let known_losses = lost_journals.borrow_and_update().clone();
                 terms
                     .begin(Term::first_to_end(&electors.iter().map(LeaderElector::term).collect::<Vec<_>>()));
@@ -82,7 +93,9 @@ impl Campaign {
                     "cannot release the leases within {RELEASE_TIMEOUT:?}: they expire after their lease duration"
                 );
             }
+            acquired?;
         }
+        Ok(())
     }
 }
 
@@ -113,11 +126,17 @@ async fn wait_new_loss(
 
 /// Acquires the Leases one after the other, in the same order in each process, and renews those that it holds
 /// meanwhile. Returns their number: fewer than all if one was lost, or if `stop` has completed.
-async fn acquire_all(electors: &mut [LeaderElector], stop: impl Future<Output = ()>) -> usize {
+///
+/// # Errors
+/// [`LeaseInUse`]
+async fn acquire_all(
+    electors: &mut [LeaderElector],
+    stop: impl Future<Output = ()>,
+) -> Result<usize, LeaseInUse> {
     tokio::pin!(stop);
     for index in 0..electors.len() {
         let Some((next, held)) = electors.get_mut(..=index).and_then(<[_]>::split_last_mut) else {
-            return index;
+            return Ok(index);
         };
         let renewals: Vec<_> = held.iter_mut().map(|elector| Box::pin(elector.renew())).collect();
         let lost = async {
@@ -128,15 +147,15 @@ async fn acquire_all(electors: &mut [LeaderElector], stop: impl Future<Output = 
         };
         tokio::select! {
             biased;
-            () = &mut stop => return index,
+            () = &mut stop => return Ok(index),
             lost = lost => {
                 tracing::warn!("{lost}");
-                return index;
+                return Ok(index);
             }
-            () = next.acquire() => {}
+            acquired = next.acquire() => acquired?,
         }
     }
-    electors.len()
+    Ok(electors.len())
 }
 
 #[cfg(test)]

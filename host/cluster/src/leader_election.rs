@@ -263,6 +263,17 @@ pub enum LeaseLost {
     },
 }
 
+/// A Lease that another process renews, in [`LeaderElector::acquire`] of an
+/// [only owner](LeaderElector::as_only_owner).
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("lease {lease}: {holder:?} renews it")]
+pub struct LeaseInUse {
+    /// Namespace and name of the Lease.
+    pub lease: String,
+    /// Identity of the other process.
+    pub holder: String,
+}
+
 /// Leadership of this process, for health checks. Clones share it.
 #[derive(Clone, Debug, Default)]
 pub struct LeaderHealth(Arc<Mutex<Option<LeaderTerm>>>);
@@ -298,6 +309,9 @@ pub struct LeaderElector {
     metrics: Metrics,
     candidate: LeaseCandidate,
     observation: Option<Observation>,
+    /// The holder of an observed renewal by another process.
+    renewing_holder: Option<String>,
+    is_only_owner: bool,
     own_writes: OwnWrites,
     /// The Lease as `involvedObject` of events; `None` before the first response.
     reference: Option<ObjectReference>,
@@ -340,6 +354,8 @@ impl LeaderElector {
             metrics,
             candidate,
             observation: None,
+            renewing_holder: None,
+            is_only_owner: false,
             own_writes: OwnWrites::default(),
             reference: None,
             attempts: 0,
@@ -352,6 +368,13 @@ impl LeaderElector {
     #[must_use]
     pub fn with_boot_clock(self, boot_clock: BootClock) -> Self {
         Self { boot_clock, ..self }
+    }
+
+    /// Does not wait while another process holds the Lease and renews it. For work that has one owner, such as
+    /// that with files of this process.
+    #[must_use]
+    pub fn as_only_owner(self) -> Self {
+        Self { is_only_owner: true, ..self }
     }
 
     /// The term of the Lease, once [`LeaderElector::acquire`] has returned. Each renewal extends it: it ends
@@ -371,16 +394,24 @@ impl LeaderElector {
     }
 
     /// Attempts to acquire the Lease until it succeeds. Failed requests are logged and retried.
-    pub async fn acquire(&mut self) {
+    ///
+    /// # Errors
+    /// [`LeaseInUse`], for an [only owner](Self::as_only_owner). The Lease of a process that has died is not
+    /// in use.
+    pub async fn acquire(&mut self) -> Result<(), LeaseInUse> {
         let mut conflicts = 0;
+        self.renewing_holder = None;
         loop {
+            if let Some(holder) = self.renewing_holder.take().filter(|_| self.is_only_owner) {
+                return Err(LeaseInUse { lease: self.lease(), holder });
+            }
             let (started, sent_at) = (Instant::now(), (self.boot_clock)());
             match self.attempt(Aim::Acquire, started).await {
                 Ok(Attempt::Held) => {
                     let end = sent_at + self.candidate.durations.renew_deadline;
                     self.term = Term::until(end, Arc::clone(&self.boot_clock));
                     self.start_leading(started);
-                    return;
+                    return Ok(());
                 }
                 Ok(Attempt::HeldByOther(holder)) => {
                     self.report_holder(holder);
@@ -437,10 +468,8 @@ impl LeaderElector {
                 Err(_) => return Ok(()),
             };
             let is_released = spec.holder().is_none();
-            if self.observation.as_ref().is_none_or(|observation| observation.spec != spec) {
-                self.observation = Some(Observation { spec, at: Instant::now() });
-            }
-            if is_released {
+            self.observe(spec);
+            if is_released || (self.is_only_owner && self.renewing_holder.is_some()) {
                 return Ok(());
             }
         }
@@ -522,6 +551,20 @@ impl LeaderElector {
         }
     }
 
+    /// Records the Lease's spec as the last change, if it differs from the one before.
+    fn observe(&mut self, spec: LeaseSpec) {
+        let last = self.observation.as_ref().map(|observation| &observation.spec);
+        if last == Some(&spec) {
+            return;
+        }
+        if let Some(holder) = spec.holder().filter(|_| !self.is_held(&spec))
+            && last.and_then(LeaseSpec::holder) == Some(holder)
+        {
+            self.renewing_holder = Some(holder.to_owned());
+        }
+        self.observation = Some(Observation { spec, at: Instant::now() });
+    }
+
     /// Returns true if the Lease has the identity of this process and was written by it. The identity alone
     /// proves nothing: another process may have it.
     fn is_held(&self, spec: &LeaseSpec) -> bool {
@@ -544,9 +587,7 @@ impl LeaderElector {
             self.observation = Some(Observation { spec: created, at: started });
             return Ok(Attempt::Held);
         };
-        if self.observation.as_ref().is_none_or(|observation| observation.spec != lease.spec) {
-            self.observation = Some(Observation { spec: lease.spec.clone(), at: Instant::now() });
-        }
+        self.observe(lease.spec.clone());
         let is_held = self.is_held(&lease.spec);
         let is_valid = self
             .observation

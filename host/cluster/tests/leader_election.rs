@@ -80,7 +80,7 @@ async fn the_first_candidate_leads_and_the_second_waits() {
     let api = api_with_namespace().await;
     let wire = FaultyApi::new(&api);
     let (mut first, mut second) = (elector(&wire, "first"), elector(&wire, "second"));
-    first.acquire().await;
+    first.acquire().await.unwrap();
     let acquired = lease(&api).await;
     assert_eq!(acquired["spec"]["holderIdentity"], "first");
     assert_eq!(acquired["spec"]["leaseDurationSeconds"], 15);
@@ -88,7 +88,7 @@ async fn the_first_candidate_leads_and_the_second_waits() {
     assert_eq!(acquired["metadata"]["labels"]["team"], "a");
     tokio::select! {
         lost = first.renew() => panic!("{lost}"),
-        () = second.acquire() => panic!("two leaders"),
+        _ = second.acquire() => panic!("two leaders"),
         () = sleep(Duration::from_secs(600)) => {}
     }
     let renewed = lease(&api).await;
@@ -107,10 +107,10 @@ async fn the_first_candidate_leads_and_the_second_waits() {
 async fn the_second_candidate_takes_the_lease_after_its_duration() {
     let api = api_with_namespace().await;
     let wire = FaultyApi::new(&api);
-    elector(&wire, "first").acquire().await;
+    elector(&wire, "first").acquire().await.unwrap();
     let mut second = elector(&wire, "second");
     let started = Instant::now();
-    second.acquire().await;
+    second.acquire().await.unwrap();
     // The watch, and no retry period, ends the wait.
     let waited = started.elapsed();
     assert!((LEASE_DURATION..LEASE_DURATION + Duration::from_secs(1)).contains(&waited), "{waited:?}");
@@ -120,15 +120,41 @@ async fn the_second_candidate_takes_the_lease_after_its_duration() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn an_only_owner_does_not_wait_for_a_holder_that_lives() {
+    let api = api_with_namespace().await;
+    let wire = FaultyApi::new(&api);
+    let mut first = elector(&wire, "first");
+    first.acquire().await.unwrap();
+    let mut second = elector(&wire, "second").as_only_owner();
+    let started = Instant::now();
+    let in_use = tokio::select! {
+        lost = first.renew() => panic!("{lost}"),
+        acquired = second.acquire() => acquired.unwrap_err(),
+    };
+    assert_eq!(in_use.to_string(), "lease storage/driver-example: \"first\" renews it");
+    assert!(started.elapsed() <= Duration::from_secs(6), "{:?}", started.elapsed());
+    // The holder has died, and then a person has edited a label: the spec stays as it is.
+    let edit = async {
+        sleep(Duration::from_secs(5)).await;
+        let labels = json!({"metadata": {"labels": {"team": "b"}}});
+        assert_eq!(call(&api, Method::PATCH, LEASE, labels).await.0, StatusCode::OK);
+    };
+    let (acquired, ()) = tokio::join!(second.acquire(), edit);
+    assert_eq!(acquired, Ok(()));
+    assert!(started.elapsed() >= LEASE_DURATION, "{:?}", started.elapsed());
+    assert_eq!(lease(&api).await["spec"]["holderIdentity"], "second");
+}
+
+#[tokio::test(start_paused = true)]
 async fn a_released_lease_is_taken_at_the_next_attempt() {
     let api = api_with_namespace().await;
     let wire = FaultyApi::new(&api);
     let mut first = elector(&wire, "first");
-    first.acquire().await;
+    first.acquire().await.unwrap();
     first.release().await;
     assert_eq!(lease(&api).await["spec"]["holderIdentity"], "");
     let started = Instant::now();
-    elector(&wire, "second").acquire().await;
+    elector(&wire, "second").acquire().await.unwrap();
     assert_eq!(started.elapsed(), Duration::ZERO);
     assert!(events(&api).await.contains(&"LeaderElection first stopped leading".to_owned()));
 }
@@ -138,7 +164,7 @@ async fn a_leader_stops_before_another_candidate_can_lead() {
     let api = api_with_namespace().await;
     let wire = FaultyApi::new(&api);
     let mut first = elector(&wire, "first");
-    first.acquire().await;
+    first.acquire().await.unwrap();
     let started = Instant::now();
     wire.faults.lock().unwrap().extend(vec![WriteFault::Refused(StatusCode::SERVICE_UNAVAILABLE); 100]);
     let lost = first.renew().await;
@@ -153,7 +179,7 @@ async fn a_leader_whose_responses_are_lost_or_late_leads_on() {
     let wire = FaultyApi { delay: Duration::from_secs(2), ..FaultyApi::new(&api) };
     let mut first = elector(&wire, "first");
     wire.faults.lock().unwrap().push_back(WriteFault::ResponseLost);
-    first.acquire().await;
+    first.acquire().await.unwrap();
     wire.faults.lock().unwrap().push_back(WriteFault::ResponseLost);
     let ended = timeout(Duration::from_secs(300), first.renew()).await;
     assert!(ended.is_err(), "{ended:?}");
@@ -165,7 +191,7 @@ async fn a_leader_that_a_stranger_replaced_stops() {
     let api = api_with_namespace().await;
     let wire = FaultyApi::new(&api);
     let mut first = elector(&wire, "first");
-    first.acquire().await;
+    first.acquire().await.unwrap();
     patch_spec(&api, json!({"holderIdentity": "stranger", "leaseDurationSeconds": 3600})).await;
     let lost = first.renew().await;
     let lease = "storage/driver-example".to_owned();
@@ -184,7 +210,7 @@ async fn an_edited_lease_is_repaired() {
     ] {
         let api = api_with_namespace().await;
         let wire = FaultyApi::new(&api);
-        elector(&wire, "first").acquire().await;
+        elector(&wire, "first").acquire().await.unwrap();
         patch_spec(&api, spec.clone()).await;
         let mut second = elector(&wire, "second");
         assert!(timeout(Duration::from_secs(30), second.acquire()).await.is_ok(), "{spec}");
@@ -201,7 +227,7 @@ async fn a_leader_is_unhealthy_when_its_lease_has_ended_long_ago() {
     let mut first = elector(&wire, "first");
     let health = first.health();
     health.check().unwrap();
-    first.acquire().await;
+    first.acquire().await.unwrap();
     sleep(LEASE_DURATION + Duration::from_secs(20)).await;
     health.check().unwrap();
     sleep(Duration::from_secs(1)).await;
@@ -225,18 +251,18 @@ async fn of_two_processes_with_one_identity_one_leads() {
     let api = api_with_namespace().await;
     let wire = FaultyApi::new(&api);
     let (mut first, mut second) = (elector(&wire, "same"), elector(&wire, "same"));
-    first.acquire().await;
+    first.acquire().await.unwrap();
     tokio::select! {
         lost = first.renew() => panic!("{lost}"),
-        () = second.acquire() => panic!("two leaders"),
+        _ = second.acquire() => panic!("two leaders"),
         () = sleep(Duration::from_secs(602)) => {}
     }
     // The Lease is deleted, and the second process creates it first.
     call(&api, Method::DELETE, LEASE, Value::Null).await;
-    second.acquire().await;
+    second.acquire().await.unwrap();
     assert_lost(&mut first, SAME_IDENTITY).await;
     let started = Instant::now();
-    elector(&wire, "same").acquire().await;
+    elector(&wire, "same").acquire().await.unwrap();
     assert!(started.elapsed() >= LEASE_DURATION, "as from any other holder: {:?}", started.elapsed());
     assert_eq!(lease(&api).await["spec"]["leaseTransitions"], 1);
 }
@@ -252,7 +278,7 @@ async fn a_lost_response_is_not_the_lease_of_another_process_with_the_identity()
     let lose_response = || wire.faults.lock().unwrap().push_back(WriteFault::ResponseLost);
     lose_response();
     let started = Instant::now();
-    first.acquire().await;
+    first.acquire().await.unwrap();
     assert!(started.elapsed() < LEASE_DURATION, "its own Lease: {:?}", started.elapsed());
     assert_eq!(lease(&api).await["spec"]["leaseTransitions"], 0);
     let lose_two = async {
@@ -296,7 +322,7 @@ async fn a_leader_repairs_or_gives_up_an_edited_lease() {
         let api = api_with_namespace().await;
         let wire = FaultyApi::new(&api);
         let mut first = elector(&wire, "first");
-        first.acquire().await;
+        first.acquire().await.unwrap();
         patch_spec(&api, spec.clone()).await;
         match lost {
             Some(expected) => assert_lost(&mut first, expected).await,
@@ -317,14 +343,14 @@ async fn a_negative_duration_is_none() {
     let wire = FaultyApi::new(&api);
     let read_spec = |fields: Value| *wire.read_spec.lock().unwrap() = Some(fields);
     let mut first = elector(&wire, "first");
-    first.acquire().await;
+    first.acquire().await.unwrap();
     read_spec(json!({"leaseDurationSeconds": -1}));
     let ended = timeout(Duration::from_secs(62), first.renew()).await;
     assert!(ended.is_err(), "its own Lease: {ended:?}");
     read_spec(json!({"leaseDurationSeconds": -1, "holderIdentity": "stranger"}));
     assert_lost(&mut first, "\"stranger\" holds it now").await;
     let started = Instant::now();
-    elector(&wire, "second").acquire().await;
+    elector(&wire, "second").acquire().await.unwrap();
     assert_eq!(started.elapsed(), Duration::ZERO);
 }
 
@@ -333,13 +359,13 @@ async fn a_leader_creates_a_deleted_lease_unless_another_process_did() {
     let api = api_with_namespace().await;
     let wire = FaultyApi::new(&api);
     let mut first = elector(&wire, "first");
-    first.acquire().await;
+    first.acquire().await.unwrap();
     call(&api, Method::DELETE, LEASE, Value::Null).await;
     let ended = timeout(Duration::from_secs(62), first.renew()).await;
     assert!(ended.is_err(), "{ended:?}");
     assert_eq!(lease(&api).await["spec"]["holderIdentity"], "first");
     call(&api, Method::DELETE, LEASE, Value::Null).await;
-    elector(&wire, "second").acquire().await;
+    elector(&wire, "second").acquire().await.unwrap();
     assert_lost(&mut first, "\"second\" holds it now").await;
 }
 
@@ -349,7 +375,7 @@ async fn an_undecodable_lease_is_reported_and_read_again() {
     let api = api_with_namespace().await;
     let wire = FaultyApi::new(&api);
     let mut first = elector(&wire, "first");
-    first.acquire().await;
+    first.acquire().await.unwrap();
     *wire.read_spec.lock().unwrap() = Some(json!({"holderIdentity": 5}));
     assert_lost(&mut first, "Lease storage/driver-example").await;
 
@@ -413,13 +439,13 @@ fn durations_that_do_not_fit_are_rejected() {
 async fn a_released_lease_is_taken_at_once() {
     let api = api_with_namespace().await;
     let mut holder = elector(&FaultyApi::new(&api), "holder");
-    holder.acquire().await;
+    holder.acquire().await.unwrap();
     let mut standby = elector(&FaultyApi::new(&api), "standby");
     let waiting = tokio::spawn(async move { standby.acquire().await });
     sleep(Duration::from_millis(100)).await;
     let released_at = Instant::now();
     holder.release().await;
-    waiting.await.unwrap();
+    waiting.await.unwrap().unwrap();
     // The retry period is at least 5 s.
     assert!(released_at.elapsed() < Duration::from_secs(1), "{:?}", released_at.elapsed());
 }
@@ -434,7 +460,7 @@ async fn a_term_ends_while_the_machine_is_suspended() {
     });
     let mut leader = elector(&FaultyApi::new(&api), "leader").with_boot_clock(boot_clock);
     assert!(leader.term().permit().is_err(), "no term yet");
-    leader.acquire().await;
+    leader.acquire().await.unwrap();
     let term = leader.term();
     assert!(term.permit().is_ok());
     let renewing = tokio::spawn(async move { (leader.renew().await, leader) });

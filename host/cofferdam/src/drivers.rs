@@ -1,12 +1,15 @@
 //! Loads the drivers that the configuration names.
 
-use std::{path::PathBuf, sync::Arc, time::Duration};
+use std::{collections::BTreeSet, path::PathBuf, sync::Arc, time::Duration};
 
 use cofferdam_backend::{Backend, BackendMetrics};
 use cofferdam_csi::{ConnectionMetrics, CsiBackend, CsiConfig};
-use cofferdam_domain::storage::{Placement, Secret, Secrets};
+use cofferdam_domain::{
+    DriverName,
+    storage::{Placement, Secret, Secrets},
+};
 use cofferdam_wasm::{
-    BackendConfig, CompiledCache, ComponentSource, Engine, EngineOptions, WasmBackend, WasmMetrics,
+    BackendConfig, CompiledCache, ComponentSource, Engine, EngineOptions, Grant, WasmBackend, WasmMetrics,
 };
 use prometheus_client::registry::Registry;
 
@@ -208,6 +211,20 @@ pub(crate) fn check_no_node_local_driver(drivers: &[LoadedDriver]) -> Result<(),
 /// [`CommandError::ElectedNode`]
 pub(crate) fn check_elected_drivers(drivers: &[LoadedDriver]) -> Result<(), CommandError> {
     node_local_driver(drivers).map_or(Ok(()), |driver| Err(CommandError::ElectedNode(driver.name.clone())))
+}
+
+/// The drivers whose components have the grant `state` or `pool`: their data has one owner. A state without a
+/// file is in the memory of the process.
+pub(crate) fn with_data_of_this_process(drivers: &[LoadedDriver]) -> BTreeSet<DriverName> {
+    let has_data = |driver: &&LoadedDriver| match &driver.kind {
+        DriverKind::Component(backend) => {
+            let grants = &backend.interfaces().grants;
+            grants.contains(&Grant::State) || grants.contains(&Grant::Pool)
+        }
+        DriverKind::Csi(_) => false,
+    };
+    let name = |driver: &LoadedDriver| driver.backend().description().name.clone();
+    drivers.iter().filter(has_data).map(name).collect()
 }
 
 fn node_local_driver(drivers: &[LoadedDriver]) -> Option<&LoadedDriver> {

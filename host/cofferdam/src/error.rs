@@ -1,8 +1,9 @@
 //! Errors that end the program, one line each.
 
-use std::{error::Error, time::Duration};
+use std::{collections::BTreeSet, error::Error, time::Duration};
 
 use cofferdam_apiserver::ServeError;
+use cofferdam_cluster::leader_election::LeaseInUse;
 use cofferdam_controllers::ControllerManagerError;
 use cofferdam_csi::{ConnectError, server::SocketError};
 use cofferdam_dev_cluster::DevError;
@@ -45,6 +46,16 @@ pub(crate) enum CommandError {
          works: expected no --leader-election"
     )]
     ElectedNode(String),
+    #[error(
+        "{in_use}, and works with {}: the `state` or `pool` of a component has one owner; expected one \
+         replica, with strategy Recreate",
+        .drivers.iter().map(DriverName::as_str).collect::<Vec<_>>().join(", ")
+    )]
+    OnlyOwner {
+        /// The drivers of the Lease.
+        drivers: BTreeSet<DriverName>,
+        in_use: LeaseInUse,
+    },
     #[error(
         "--enable-capacity: the storageCapacity of CSIDriver {0} is true, and this program does not update \
          CSIStorageCapacity objects, so the scheduler would select nodes by old ones: expected storageCapacity \

@@ -1,6 +1,10 @@
 //! The settings of a process's leader election: whether it has one, and for which Leases.
 
-use std::{collections::HashMap, path::Path, sync::Arc};
+use std::{
+    collections::{BTreeSet, HashMap},
+    path::Path,
+    sync::Arc,
+};
 
 use cofferdam_cluster::{
     api::ApiClient,
@@ -54,12 +58,14 @@ fn is_in_pod(environment: &HashMap<String, String>) -> bool {
 }
 
 /// The campaigns for the Leases of the configured roles and of the drivers. `client` should have a connection
-/// of its own.
+/// of its own. A process does not wait for the Leases of the drivers in `only_owner` while another one works
+/// with them.
 pub(crate) fn campaigns(
     configuration: &Configuration,
     environment: &HashMap<String, String>,
     client: kube::Client,
     drivers: &[DriverName],
+    only_owner: &BTreeSet<DriverName>,
     metrics: &Metrics,
 ) -> Vec<Campaign> {
     let identity = identity();
@@ -75,7 +81,12 @@ pub(crate) fn campaigns(
     let elector = |name| LeaderElector::new(api.clone(), system_clock(), metrics.clone(), candidate(name));
     table::elections(&configuration.role.cluster, drivers)
         .into_iter()
-        .map(|election| Campaign::new(election.drivers, election.leases.into_iter().map(elector).collect()))
+        .map(|election| {
+            let is_only_owner = !election.drivers.is_disjoint(only_owner);
+            let campaign =
+                Campaign::new(election.drivers, election.leases.into_iter().map(elector).collect());
+            if is_only_owner { campaign.as_only_owner() } else { campaign }
+        })
         .collect()
 }
 

@@ -4,7 +4,7 @@
 use std::{sync::Arc, time::Duration};
 
 use cofferdam_cluster::{campaign::Campaign, journal::LostJournals};
-use cofferdam_controllers::{ControllerManager, ControllerManagerError, DriverGroup, StoppedRoles};
+use cofferdam_controllers::{ControllerManager, DriverGroup, StoppedRoles};
 use cofferdam_csi::server::Server;
 use futures::future::join_all;
 use prometheus_client::registry::Registry;
@@ -75,7 +75,7 @@ impl Workload {
         let roles = async {
             match controllers {
                 Some(controllers) if campaigns.is_empty() => controllers.run(stop.clone()).await?,
-                Some(controllers) => run_elected(&controllers, campaigns, stop.clone()).await?,
+                Some(controllers) => run_elected(&controllers, campaigns, &stop).await?,
                 None => stop.cancelled().await,
             }
             if stop.is_cancelled() { Ok(()) } else { Err(CommandError::RolesStopped) }
@@ -102,19 +102,30 @@ impl Workload {
 /// released.
 ///
 /// # Errors
-/// [`ControllerManagerError`]
+/// [`CommandError::Controllers`]; [`CommandError::OnlyOwner`], after which the roles of all drivers have ended.
 async fn run_elected(
     controllers: &ControllerManager,
     campaigns: Vec<Campaign>,
-    stop: CancellationToken,
-) -> Result<(), ControllerManagerError> {
+    stop: &CancellationToken,
+) -> Result<(), CommandError> {
     let group = |campaign: &Campaign| DriverGroup {
         drivers: campaign.drivers().clone(),
         leadership: campaign.leadership(),
     };
     let groups: Vec<_> = campaigns.iter().map(group).collect();
-    let elections = join_all(campaigns.into_iter().map(|campaign| campaign.run(controllers.lost_journals())));
-    tokio::join!(controllers.run_groups(stop, &groups), elections).0
+    let stop = stop.child_token();
+    let elections = campaigns.into_iter().map(async |campaign| {
+        let drivers = campaign.drivers().clone();
+        let elected = campaign.run(controllers.lost_journals()).await;
+        elected.map_err(|in_use| {
+            stop.cancel();
+            CommandError::OnlyOwner { drivers, in_use }
+        })
+    });
+    let (controllers, elections) =
+        tokio::join!(controllers.run_groups(stop.clone(), &groups), join_all(elections));
+    elections.into_iter().collect::<Result<(), _>>()?;
+    Ok(controllers?)
 }
 
 /// Starts the roles, and a telemetry server for each endpoint.

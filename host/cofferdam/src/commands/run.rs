@@ -145,7 +145,15 @@ async fn run_roles(
             // A connection of its own: a busy process still renews its leases in time.
             let client = client::connect(configuration, client_environment).await?.client;
             let metrics = controllers.metrics();
-            leader_election::campaigns(configuration, environment, client, &driver_names, metrics)
+            let only_owner = drivers::with_data_of_this_process(&drivers);
+            leader_election::campaigns(
+                configuration,
+                environment,
+                client,
+                &driver_names,
+                &only_owner,
+                metrics,
+            )
         }
         Some(_) | None => Vec::new(),
     };

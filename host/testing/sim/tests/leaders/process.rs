@@ -282,5 +282,6 @@ async fn main(world: Arc<World>, id: ProcessId, clocks: Clocks, stop: Cancellati
         let _ = controllers.run_while_leading(stop, leadership).await;
         resigns.resign();
     };
-    tokio::join!(work, campaign.run(lost_journals));
+    let ((), elected) = tokio::join!(work, campaign.run(lost_journals));
+    assert_eq!(elected, Ok(()));
 }
