@@ -54,7 +54,7 @@ const REGISTRAR: &[Sidecar] = &[Registrar];
 const LIVENESS: &[Sidecar] = &[LivenessProbe];
 
 const NO_RATE_LIMIT: &str = "requests to the API are not rate limited";
-const NO_PPROF: &str = "there is no /debug/pprof; the metrics show memory and CPU time";
+const NO_PPROF: &str = "there is no /debug/pprof; the metrics show the memory";
 const STDERR: &str = "the log is written to stderr";
 const ONE_STREAM: &str = "all log messages are written to stderr, unbuffered";
 const LOG_FORMAT: &str = "the format of log lines does not depend on it";

@@ -46,11 +46,10 @@ fn is_documented_as_stricter(flag: &str, value: &str) -> bool {
         | "retry-interval-max"
         | "node-deployment-base-delay"
         | "node-deployment-max-delay" => matches!(value, "0" | "-5s"),
-        // 1m0s is longer than the other two durations, or shorter.
         "leader-election-lease-duration"
         | "leader-election-renew-deadline"
         | "leader-election-retry-period" => {
-            matches!(value, "0" | "-5s" | "1m0s")
+            matches!(value, "0" | "-5s")
         }
         "worker-threads" | "workers" => matches!(value, "0" | "-1"),
         "volume-name-uuid-length" => value == "0",
