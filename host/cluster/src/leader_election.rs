@@ -557,9 +557,10 @@ impl LeaderElector {
         if last == Some(&spec) {
             return;
         }
-        if let Some(holder) = spec.holder().filter(|_| !self.is_held(&spec))
-            && last.and_then(LeaseSpec::holder) == Some(holder)
-        {
+        // A person may edit another field of a dead process's Lease.
+        let is_renewal =
+            last.is_some_and(|last| last.holder() == spec.holder() && last.renew_time != spec.renew_time);
+        if let Some(holder) = spec.holder().filter(|_| is_renewal && !self.is_held(&spec)) {
             self.renewing_holder = Some(holder.to_owned());
         }
         self.observation = Some(Observation { spec, at: Instant::now() });

@@ -133,11 +133,12 @@ async fn an_only_owner_does_not_wait_for_a_holder_that_lives() {
     };
     assert_eq!(in_use.to_string(), "lease storage/driver-example: \"first\" renews it");
     assert!(started.elapsed() <= Duration::from_secs(6), "{:?}", started.elapsed());
-    // The holder has died, and then a person has edited a label: the spec stays as it is.
+    // The holder has died, and then a person edits the Lease.
     let edit = async {
         sleep(Duration::from_secs(5)).await;
         let labels = json!({"metadata": {"labels": {"team": "b"}}});
         assert_eq!(call(&api, Method::PATCH, LEASE, labels).await.0, StatusCode::OK);
+        patch_spec(&api, json!({"leaseDurationSeconds": 16})).await;
     };
     let (acquired, ()) = tokio::join!(second.acquire(), edit);
     assert_eq!(acquired, Ok(()));

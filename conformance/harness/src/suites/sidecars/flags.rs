@@ -12,7 +12,7 @@ use std::{
     time::Duration,
 };
 
-use anyhow::{Context as _, Result, ensure};
+use anyhow::{Context as _, Result, bail, ensure};
 use futures::{StreamExt as _, TryStreamExt as _, stream};
 use tokio::{process::Command, time::timeout};
 
@@ -185,7 +185,12 @@ impl Sidecar {
         };
         arguments.push(&given);
         let cofferdam = exit_code(&self.cofferdam, &arguments).await?;
-        Ok((upstream == Some(0), cofferdam != Some(2)))
+        let is_accepted = match cofferdam {
+            Some(2) => false,
+            Some(0 | 1) | None => true,
+            Some(code) => bail!("{given}: Cofferdam ended with exit code {code}"),
+        };
+        Ok((upstream == Some(0), is_accepted))
     }
 }
 
@@ -202,11 +207,18 @@ async fn output(program: &Path, arguments: &[&str]) -> Result<String> {
     Ok(stdout + &stderr)
 }
 
-/// The exit code; `None` if the program runs, or a signal ended it.
+/// The exit code; `None` if the program runs.
+///
+/// # Errors
+/// If the program cannot be started, or a signal ended it.
 async fn exit_code(program: &Path, arguments: &[&str]) -> Result<Option<i32>> {
     let mut command = command(program, arguments);
     match timeout(MAX_PARSE_TIME, command.output()).await {
-        Ok(output) => Ok(output.with_context(|| format!("cannot run {}", program.display()))?.status.code()),
+        Ok(output) => {
+            let status = output.with_context(|| format!("cannot run {}", program.display()))?.status;
+            let text = || format!("{} {}: {status}", program.display(), arguments.join(" "));
+            Ok(Some(status.code().with_context(text)?))
+        }
         Err(_) => Ok(None),
     }
 }
