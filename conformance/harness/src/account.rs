@@ -72,13 +72,22 @@ impl Account {
     /// # Errors
     /// As [`new`](Self::new).
     pub(crate) async fn administrator(run: &SuiteRun, plane: &ControlPlane, name: &str) -> Result<Self> {
+        let account = Self::without_rights(run, plane, name).await?;
+        let subject = format!("--serviceaccount={}:{name}", namespaces::COFFERDAM);
+        let role = "--clusterrole=cluster-admin";
+        Kubectl::new(run, plane)?.run(&["create", "clusterrolebinding", name, role, &subject]).await?;
+        Ok(account)
+    }
+
+    /// Creates a service account without rights.
+    ///
+    /// # Errors
+    /// As [`new`](Self::new).
+    pub(crate) async fn without_rights(run: &SuiteRun, plane: &ControlPlane, name: &str) -> Result<Self> {
         let namespace = namespaces::COFFERDAM;
         create_namespace(plane, namespace).await?;
         let kubectl = Kubectl::new(run, plane)?;
         kubectl.run(&["create", "serviceaccount", name, "--namespace", namespace]).await?;
-        let subject = format!("--serviceaccount={namespace}:{name}");
-        let role = "--clusterrole=cluster-admin";
-        kubectl.run(&["create", "clusterrolebinding", name, role, &subject]).await?;
         Self::with_token(plane, &kubectl, name, &[], namespace).await
     }
 

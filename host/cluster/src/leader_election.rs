@@ -309,9 +309,9 @@ pub struct LeaderElector {
     metrics: Metrics,
     candidate: LeaseCandidate,
     observation: Option<Observation>,
-    /// The holder of an observed renewal by another process.
-    renewing_holder: Option<String>,
     is_only_owner: bool,
+    /// For an only owner, the holder of an observed renewal by another process.
+    renewing_holder: Option<String>,
     own_writes: OwnWrites,
     /// The Lease as `involvedObject` of events; `None` before the first response.
     reference: Option<ObjectReference>,
@@ -354,8 +354,8 @@ impl LeaderElector {
             metrics,
             candidate,
             observation: None,
-            renewing_holder: None,
             is_only_owner: false,
+            renewing_holder: None,
             own_writes: OwnWrites::default(),
             reference: None,
             attempts: 0,
@@ -402,7 +402,7 @@ impl LeaderElector {
         let mut conflicts = 0;
         self.renewing_holder = None;
         loop {
-            if let Some(holder) = self.renewing_holder.take().filter(|_| self.is_only_owner) {
+            if let Some(holder) = self.renewing_holder.take() {
                 return Err(LeaseInUse { lease: self.lease(), holder });
             }
             let (started, sent_at) = (Instant::now(), (self.boot_clock)());
@@ -468,8 +468,8 @@ impl LeaderElector {
                 Err(_) => return Ok(()),
             };
             let is_released = spec.holder().is_none();
-            self.observe(spec);
-            if is_released || (self.is_only_owner && self.renewing_holder.is_some()) {
+            self.observe(&spec);
+            if is_released || self.renewing_holder.is_some() {
                 return Ok(());
             }
         }
@@ -552,18 +552,20 @@ impl LeaderElector {
     }
 
     /// Records the Lease's spec as the last change, if it differs from the one before.
-    fn observe(&mut self, spec: LeaseSpec) {
+    fn observe(&mut self, spec: &LeaseSpec) {
         let last = self.observation.as_ref().map(|observation| &observation.spec);
-        if last == Some(&spec) {
+        if last == Some(spec) {
             return;
         }
         // A person may edit another field of a dead process's Lease.
         let is_renewal =
             last.is_some_and(|last| last.holder() == spec.holder() && last.renew_time != spec.renew_time);
-        if let Some(holder) = spec.holder().filter(|_| is_renewal && !self.is_held(&spec)) {
+        if let Some(holder) =
+            spec.holder().filter(|_| is_renewal && self.is_only_owner && !self.is_held(spec))
+        {
             self.renewing_holder = Some(holder.to_owned());
         }
-        self.observation = Some(Observation { spec, at: Instant::now() });
+        self.observation = Some(Observation { spec: spec.clone(), at: Instant::now() });
     }
 
     /// Returns true if the Lease has the identity of this process and was written by it. The identity alone
@@ -588,7 +590,7 @@ impl LeaderElector {
             self.observation = Some(Observation { spec: created, at: started });
             return Ok(Attempt::Held);
         };
-        self.observe(lease.spec.clone());
+        self.observe(&lease.spec);
         let is_held = self.is_held(&lease.spec);
         let is_valid = self
             .observation

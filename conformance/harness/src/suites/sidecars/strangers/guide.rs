@@ -1,18 +1,12 @@
 //! The rights of the driver's pod, granted with the command that `docs/csi-drivers.md` prints.
 
-use std::{
-    collections::BTreeSet,
-    fs,
-    path::{Path, PathBuf},
-    time::Duration,
-};
+use std::{collections::BTreeSet, fs, path::Path, time::Duration};
 
 use anyhow::{Context as _, Result, ensure};
 use k8s_openapi::api::rbac::v1::{ClusterRole, PolicyRule, Role};
 use kube::{Api, ResourceExt as _, api::ListParams};
 
 use crate::{
-    account::Kubectl,
     control_plane::{ApiUser, ControlPlane},
     namespaces, process,
     process::{CommandSpec, ManagedProcess},
@@ -23,19 +17,10 @@ const GUIDE: &str = include_str!("../../../../../../docs/csi-drivers.md");
 /// Role, namespace and account in the command of the guide.
 const GUIDE_ROLE: &str = "--role provisioner";
 const GUIDE_NAMESPACE: &str = "--namespace storage";
-const ACCOUNT: &str = "array-controller";
+pub(super) const ACCOUNT: &str = "array-controller";
 /// Start of the log line that names the missing rights.
 const MISSING: &str = "the account lacks rights: ";
 const TIMEOUT: Duration = Duration::from_secs(60);
-
-/// Creates the service account of the driver's pod, without rights. Returns a kubeconfig with its token.
-pub(super) async fn create_account(plane: &ControlPlane, kubectl: &Kubectl) -> Result<PathBuf> {
-    let namespace = namespaces::COFFERDAM;
-    kubectl.run(&["create", "namespace", namespace]).await?;
-    kubectl.run(&["create", "serviceaccount", ACCOUNT, "--namespace", namespace]).await?;
-    let token = kubectl.run(&["create", "token", ACCOUNT, "--namespace", namespace]).await?;
-    plane.kubeconfig_with_token(ACCOUNT, token.trim())
-}
 
 /// Grants the rights of a role: the command of the guide, with the role and the namespace of this suite, and
 /// with `--secret-namespaces` as the guide says.

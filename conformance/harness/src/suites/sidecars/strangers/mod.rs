@@ -90,7 +90,7 @@ pub(in crate::suites) async fn run(run: &SuiteRun) -> Result<()> {
         })
         .await?;
     }
-    let slots = SidecarSlots::start(run, &mut plane, &kubectl, &description, &driver.socket).await?;
+    let slots = SidecarSlots::start(run, &mut plane, &description, &driver.socket).await?;
     if let Some(arguments) = description.sidecars.get("livenessprobe") {
         driver.processes.push(slots::start_liveness(run, arguments, &driver.socket).await?);
     }

@@ -9,7 +9,7 @@ use std::{
 use anyhow::{Context as _, Result, ensure};
 
 use crate::{
-    account::Kubectl,
+    account::Account,
     control_plane::{self, ApiUser, ControlPlane},
     implementation::Implementation,
     namespaces,
@@ -37,8 +37,8 @@ pub(super) fn process_name(name: &str, implementation: Implementation) -> String
 pub(super) struct SidecarSlots<'a> {
     run: &'a SuiteRun,
     description: &'a DriverDescription,
-    /// Kubeconfig of the service account of Cofferdam.
-    account: PathBuf,
+    /// The service account of Cofferdam.
+    account: Account,
     kubeconfig: PathBuf,
     socket: PathBuf,
     processes: Vec<(Slot, ManagedProcess)>,
@@ -51,11 +51,10 @@ impl<'a> SidecarSlots<'a> {
     pub(super) async fn start(
         run: &'a SuiteRun,
         plane: &mut ControlPlane,
-        kubectl: &Kubectl,
         description: &'a DriverDescription,
         socket: &Path,
     ) -> Result<Self> {
-        let account = guide::create_account(plane, kubectl).await?;
+        let account = Account::without_rights(run, plane, guide::ACCOUNT).await?;
         let kubeconfig = plane.kubeconfig(ApiUser::Admin)?;
         let processes = Vec::new();
         let mut all = Self { run, description, account, kubeconfig, socket: socket.to_owned(), processes };
@@ -126,7 +125,7 @@ impl<'a> SidecarSlots<'a> {
     /// Cofferdam under the name of a sidecar.
     fn cofferdam(&self, slot: Slot) -> Result<CommandSpec> {
         Ok(sidecar::cofferdam_command(self.run, slot.name)?
-            .arg(format_args!("--kubeconfig={}", self.account.display()))
+            .arg(format_args!("--kubeconfig={}", self.account.kubeconfig().display()))
             .arg(format_args!("--csi-address={}", self.socket.display()))
             .args(self.arguments(slot)?)
             // In a pod, it is the pod's namespace.
