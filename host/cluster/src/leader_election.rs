@@ -209,6 +209,10 @@ impl OwnWrites {
         self.in_doubt.clear();
     }
 
+    fn is_empty(&self) -> bool {
+        self.confirmed.is_none() && self.in_doubt.is_empty()
+    }
+
     fn contain(&self, spec: &LeaseSpec) -> bool {
         let times = WrittenTimes::of(spec);
         self.confirmed.as_ref() == Some(&times) || self.in_doubt.contains(&times)
@@ -523,16 +527,17 @@ impl LeaderElector {
     }
 
     /// Gives the Lease up, so that another process can take it at once. A failed request is logged: the Lease
-    /// then ends after its duration.
+    /// then ends after its duration. Sends no request if this process has never written the Lease.
     pub async fn release(&mut self) {
         self.term.end();
         *self.health.0.lock() = None;
         self.metrics.set_leader(&self.candidate.name, false);
-        let released: Result<(), ApiError> = async {
-            let Some(lease) = self.read().await? else { return Ok(()) };
-            if !self.is_held(&lease.spec) {
-                return Ok(());
-            }
+        if self.own_writes.is_empty() {
+            return;
+        }
+        let released: Result<bool, ApiError> = async {
+            let held = self.read().await?.filter(|lease| self.is_held(&lease.spec));
+            let Some(lease) = held else { return Ok(false) };
             let now = self.now();
             let spec = LeaseSpec {
                 holder_identity: Some(String::new()),
@@ -541,12 +546,14 @@ impl LeaderElector {
                 renew_time: Some(now),
                 lease_transitions: lease.spec.lease_transitions,
             };
-            self.replace(lease.object, &spec, false).await.map(drop)
+            self.replace(lease.object, &spec, false).await?;
+            Ok(true)
         }
         .await;
         match released {
+            Ok(false) => {}
             // An event that is not sent in time is lost.
-            Ok(()) => drop(timeout(EVENT_TIMEOUT, self.send_event("stopped leading")).await),
+            Ok(true) => drop(timeout(EVENT_TIMEOUT, self.send_event("stopped leading")).await),
             Err(error) => tracing::warn!(lease = self.lease(), %error, "cannot release the lease"),
         }
     }

@@ -161,6 +161,19 @@ async fn a_released_lease_is_taken_at_the_next_attempt() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_candidate_that_never_led_releases_nothing() {
+    let api = api_with_namespace().await;
+    let wire = FaultyApi::new(&api);
+    let (mut first, mut second) = (elector(&wire, "first"), elector(&wire, "second"));
+    first.acquire().await.unwrap();
+    assert!(timeout(Duration::from_secs(6), second.acquire()).await.is_err());
+    let before = lease(&api).await;
+    second.release().await;
+    assert_eq!(lease(&api).await, before);
+    assert_eq!(events(&api).await, ["LeaderElection first became leader"]);
+}
+
+#[tokio::test(start_paused = true)]
 async fn a_leader_stops_before_another_candidate_can_lead() {
     let api = api_with_namespace().await;
     let wire = FaultyApi::new(&api);
