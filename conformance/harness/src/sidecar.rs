@@ -18,6 +18,16 @@ use crate::{
     run::SuiteRun,
 };
 
+/// Arguments with which a sidecar and a role of Cofferdam compete for one Lease, which a killed process keeps
+/// for some seconds only. The namespace of the Lease is [`namespaces::COFFERDAM`].
+pub(crate) const LEADER_ELECTION: [&str; 5] = [
+    "--leader-election",
+    "--leader-election-namespace=cofferdam-system",
+    "--leader-election-lease-duration=3s",
+    "--leader-election-renew-deadline=2s",
+    "--leader-election-retry-period=500ms",
+];
+
 const READY_TIMEOUT: Duration = Duration::from_secs(120);
 
 /// Starts a sidecar such as `csi-provisioner` with unlimited client rates, and waits until it serves its

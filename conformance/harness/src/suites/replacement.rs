@@ -8,21 +8,21 @@
 use std::{collections::BTreeMap, path::PathBuf, time::Duration};
 
 use anyhow::{Context as _, Result, ensure};
-use k8s_openapi::api::core::v1::Event;
-use kube::{Api, api::ListParams};
 
 use crate::{
     account::Account,
     claims::{Claims, ContinuousClaimLoad},
+    class_secret::{self, ClassSecret},
     cofferdam::{self, MemoryDriver},
-    control_plane::{self, ApiUser, BINDER_CONTROLLERS, ControlPlane, ControlPlaneOptions},
+    control_plane::{ApiUser, BINDER_CONTROLLERS, ControlPlane, ControlPlaneOptions},
     driver::CsiDriverProcess,
     implementation::Implementation,
     journal,
     metric_names::{self, UpstreamProgram},
     process::ManagedProcess,
     run::SuiteRun,
-    sidecar, wait,
+    sidecar::{self, LEADER_ELECTION},
+    stopped_role, wait,
 };
 
 /// Minimum number of claims of each load. More are created until the second replacement is done, so that
@@ -41,6 +41,12 @@ const BOUND_AT_SECOND_SWAP: usize = 140;
 const TIMEOUT: Duration = Duration::from_secs(300);
 /// Duration of a driver call that is open while its claim is deleted.
 const OPEN_CALL: Duration = Duration::from_secs(10);
+/// Maximum number of claims until one of two binders stops.
+const MAX_CLAIMS_OF_TWO_BINDERS: usize = 1000;
+/// Namespace of the claims while the provisioner is replaced.
+const PROVISIONERS: &str = "provisioners";
+/// The provisioner calls the driver with the Secret of the class, which it may read in this namespace only.
+const SECRET_NAMESPACES: &str = "--secret-namespaces=provisioners";
 const DRIVER: &str = "peer.conformance.cofferdam.dev";
 /// Controllers of kube-controller-manager that add and remove the protection finalizers of claims and
 /// volumes. They are not replaced: kube-controller-manager runs them beside either implementation.
@@ -239,28 +245,14 @@ async fn recognise_binder(run: &SuiteRun, plane: &mut ControlPlane) -> Result<()
     let account = Account::new(run, plane, &["provisioner", "pv-controller"]).await?;
     let mut cofferdam = cofferdam::start(run, &account, &MemoryDriver::new(run, DRIVER)?).await?;
     plane.replace_controller_manager(run, BINDER_CONTROLLERS).await?;
-    let events: Api<Event> = Api::all(plane.client().clone());
-    let conflicts = ListParams::default().fields("reason=ConflictingController");
-    let client = cofferdam.metrics_client()?.clone();
     let mut created = 0;
-    wait::until("a stopped role", TIMEOUT, async || {
+    while !stopped_role::is_stopped(&cofferdam, "pv-controller").await? {
+        ensure!(created < MAX_CLAIMS_OF_TWO_BINDERS, "after {created} claims, the role has not stopped");
         claims.create(created..created + CONCURRENT_REQUESTS).await?;
         created += CONCURRENT_REQUESTS;
         claims.wait_bound(created, TIMEOUT).await?;
-        let page = cofferdam.metrics_page().await?;
-        ensure!(page.contains("cofferdam_role_stopped{role=\"pv-controller\"} 1"), "the role runs");
-        Ok(())
-    })
-    .await?;
-    ensure!(
-        control_plane::probe_path(&client, "/readyz").await.is_err(),
-        "a process with a stopped role is ready"
-    );
-    wait::until("an event", TIMEOUT, async || {
-        ensure!(!events.list(&conflicts).await?.items.is_empty(), "no event ConflictingController");
-        Ok(())
-    })
-    .await?;
+    }
+    stopped_role::ensure_reported(plane.client(), &cofferdam, "pv-controller").await?;
     run.add_note(&format!("two binders: Cofferdam's has stopped within {created} claims"))?;
     claims.delete(0..created).await?;
     claims.wait_remaining(0, TIMEOUT).await?;
@@ -281,10 +273,12 @@ impl ReplacedController for Provisioner<'_> {
         let socket = self.driver.socket();
         self.process = Some(match implementation {
             Implementation::Upstream => {
-                sidecar::start(self.run, "csi-provisioner", &self.kubeconfig, socket, &[]).await?
+                let kubeconfig = &self.kubeconfig;
+                sidecar::start(self.run, "csi-provisioner", kubeconfig, socket, &LEADER_ELECTION).await?
             }
             Implementation::Cofferdam => {
-                cofferdam::start_with_csi_driver(self.run, &self.account, socket).await?
+                let flags = [&LEADER_ELECTION[..], &[SECRET_NAMESPACES]].concat();
+                cofferdam::start_with_csi_driver_and_flags(self.run, &self.account, socket, &flags).await?
             }
         });
         Ok(())
@@ -300,19 +294,28 @@ impl ReplacedController for Provisioner<'_> {
 }
 
 /// Replaces the provisioner of one driver beside the upstream binder: csi-provisioner, Cofferdam's,
-/// csi-provisioner again, and Cofferdam's during deletion.
+/// csi-provisioner again, and Cofferdam's during deletion. Both use the sidecar's Lease, and the driver
+/// requires the Secret of the class.
 async fn replace_provisioner(run: &SuiteRun, plane: &mut ControlPlane) -> Result<()> {
-    let claims = Claims::new(plane.client(), "provisioners", DRIVER).await?;
+    let secret = ClassSecret::random(PROVISIONERS)?;
+    let mut flags = secret.driver_flags(&class_secret::CONTROLLER_METHODS);
+    flags.push("--attach=false".to_owned());
+    let flags: Vec<&str> = flags.iter().map(String::as_str).collect();
+    let parameters = ClassSecret::class_parameters();
+    let claims = Claims::with_parameters(plane.client(), PROVISIONERS, DRIVER, parameters).await?;
+    secret.write(plane.client()).await?;
     let mut provisioner = Provisioner {
         run,
-        driver: CsiDriverProcess::start(run, DRIVER, &["--attach=false"]).await?,
+        driver: CsiDriverProcess::start(run, DRIVER, &flags).await?,
         kubeconfig: plane.kubeconfig(ApiUser::Admin)?,
-        account: Account::new(run, plane, &["provisioner"]).await?,
+        account: Account::with_flags(run, plane, &["provisioner"], &[SECRET_NAMESPACES]).await?,
         process: None,
     };
     plane.replace_controller_manager(run, BINDER_CONTROLLERS).await?;
     replace_under_load(&claims, Implementation::Upstream, &mut provisioner).await?;
     roll_back_with_open_call(&claims, plane, &mut provisioner).await?;
+    let processes = provisioner.process.iter().chain([&provisioner.driver.process]);
+    run.add_note(&secret.search(plane.client(), run.directory(), processes).await?)?;
     provisioner.process.context("no provisioner runs")?.stop().await?;
     provisioner.driver.process.stop().await
 }

@@ -25,6 +25,7 @@ use crate::{
     node::KubeletNode,
     pod,
     run::SuiteRun,
+    stopped_role,
     wait::until,
 };
 use slots::{ControllerSlot, ControllerSlots};
@@ -32,8 +33,10 @@ use storage::DriverUnderTest;
 use users::{PodWorkload, TIMEOUT};
 
 const NODE: &str = "node-1";
-/// Users between two looks at the role that runs beside another attach-detach controller.
+/// Users between two looks at the role that runs beside another attach-detach controller, and their maximum
+/// number until the role stops.
 const USERS_OF_TWO_CONTROLLERS: usize = 4;
+const MAX_USERS_OF_TWO_CONTROLLERS: usize = 40;
 
 /// A load during which each controller is replaced twice.
 struct SwapRound {
@@ -64,12 +67,16 @@ const GO_DRIVER: SwapRound = SwapRound {
 };
 
 pub(super) async fn run(run: &SuiteRun) -> Result<()> {
-    let options = ControlPlaneOptions { has_scheduler: true, ..ControlPlaneOptions::default() };
+    let options = ControlPlaneOptions {
+        has_scheduler: true,
+        has_audited_bodies: true,
+        ..ControlPlaneOptions::default()
+    };
     let mut plane = ControlPlane::start(run, options).await?;
     let node = KubeletNode::start(run, &plane, NODE).await?;
     let storage = DriverUnderTest::start_cofferdam(run, &node).await?;
     COFFERDAM_CSI_SERVER.run(run, &mut plane, &node, storage).await?;
-    let storage = DriverUnderTest::start_go(run, plane.client(), &node).await?;
+    let storage = DriverUnderTest::start_go(run, plane.client(), &node, GO_DRIVER.namespace).await?;
     GO_DRIVER.run(run, &mut plane, &node, storage).await?;
     node.stop().await?;
     plane.stop().await?;
@@ -117,6 +124,10 @@ impl SwapRound {
             self.recognise_attach_detach(run, &users, &mut slots).await?;
             wait_clean(run, &users, &storage, node).await?;
         }
+        if let Some(secret) = storage.class_secret() {
+            let processes = slots.processes().chain(storage.processes());
+            run.add_note(&secret.search(users.client(), run.directory(), processes).await?)?;
+        }
         slots.stop().await?;
         storage.stop().await
     }
@@ -131,17 +142,21 @@ impl SwapRound {
         slots: &mut ControllerSlots<'_>,
     ) -> Result<()> {
         slots.start(ControllerSlot::AttachDetach, Implementation::Upstream).await?;
+        let role = ControllerSlot::AttachDetach.role();
         let mut next = self.claims;
-        until("a stopped role", TIMEOUT, async || {
+        while !stopped_role::is_stopped(slots.process(ControllerSlot::AttachDetach)?, role).await? {
+            let pods = next - self.claims;
+            ensure!(
+                pods < MAX_USERS_OF_TWO_CONTROLLERS,
+                "after {pods} pods, the role {role} has not stopped"
+            );
             slots.process(ControllerSlot::AttachDetach)?.pause()?;
             users.run_all(next..next + USERS_OF_TWO_CONTROLLERS).await?;
             slots.process(ControllerSlot::AttachDetach)?.resume()?;
             next += USERS_OF_TWO_CONTROLLERS;
-            let page = slots.process(ControllerSlot::AttachDetach)?.metrics_page().await?;
-            ensure!(page.contains("cofferdam_role_stopped{role=\"attach-detach\"} 1"), "the role runs");
-            Ok(())
-        })
-        .await?;
+        }
+        let process = slots.process(ControllerSlot::AttachDetach)?;
+        stopped_role::ensure_reported(users.client(), process, role).await?;
         users.run_all(next..next + USERS_OF_TWO_CONTROLLERS).await?;
         let pods = next - self.claims;
         run.add_note(&format!("two attach-detach controllers: Cofferdam's has stopped within {pods} pods"))

@@ -10,10 +10,9 @@ use crate::{
     cofferdam,
     control_plane::{ApiUser, ControlPlane},
     implementation::Implementation,
-    namespaces,
     process::ManagedProcess,
     run::SuiteRun,
-    sidecar,
+    sidecar::{self, LEADER_ELECTION},
 };
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -28,7 +27,7 @@ impl ControllerSlot {
     pub(super) const ALL: [Self; 4] = [Self::Provisioner, Self::Attacher, Self::Resizer, Self::AttachDetach];
 
     /// The role of Cofferdam that implements the controller.
-    const fn role(self) -> &'static str {
+    pub(super) const fn role(self) -> &'static str {
         match self {
             Self::Provisioner => "provisioner",
             Self::Attacher => "attacher",
@@ -71,14 +70,6 @@ pub(super) struct ControllerSlots<'a> {
     /// Processes of the controllers that do not run in kube-controller-manager.
     processes: Vec<(ControllerSlot, ManagedProcess)>,
 }
-
-/// The sidecar and the role compete for one Lease, which a killed process keeps for some seconds only.
-const LEADER_ELECTION: [&str; 4] = [
-    "--leader-election",
-    "--leader-election-lease-duration=3s",
-    "--leader-election-renew-deadline=2s",
-    "--leader-election-retry-period=500ms",
-];
 
 /// Controllers of kube-controller-manager that always run.
 const CONTROLLERS: &str = "persistentvolume-binder-controller,persistentvolume-protection-controller,\
@@ -131,17 +122,15 @@ impl<'a> ControllerSlots<'a> {
     pub(super) async fn start(&mut self, slot: ControllerSlot, implementation: Implementation) -> Result<()> {
         let account = self.accounts.iter().find(|(other, _)| *other == slot).map(|(_, account)| account);
         let account = account.context("a controller without an account")?;
-        let namespace = format!("--leader-election-namespace={}", namespaces::COFFERDAM);
-        let leader_election = [&LEADER_ELECTION[..], &[&namespace]].concat();
         let process = match (implementation, slot.sidecar()) {
             (Implementation::Cofferdam, Some(_)) => {
                 let secrets = format!("--secret-namespaces={}", self.claims_namespace);
-                let flags = [&leader_election[..], &[&secrets]].concat();
+                let flags = [&LEADER_ELECTION[..], &[&secrets]].concat();
                 cofferdam::start_with_csi_driver_and_flags(self.run, account, &self.socket, &flags).await?
             }
             (Implementation::Cofferdam, None) => cofferdam::start_without_driver(self.run, account).await?,
             (Implementation::Upstream, Some(name)) => {
-                sidecar::start(self.run, name, &self.kubeconfig, &self.socket, &leader_election).await?
+                sidecar::start(self.run, name, &self.kubeconfig, &self.socket, &LEADER_ELECTION).await?
             }
             (Implementation::Upstream, None) => {
                 let all = format!("{CONTROLLERS},{ATTACH_DETACH_CONTROLLER}");
@@ -156,6 +145,11 @@ impl<'a> ControllerSlots<'a> {
     pub(super) fn process(&self, slot: ControllerSlot) -> Result<&ManagedProcess> {
         let process = self.processes.iter().find(|(other, _)| *other == slot);
         Ok(&process.context("no process of the controller")?.1)
+    }
+
+    /// The processes of Cofferdam and of the sidecars.
+    pub(super) fn processes(&self) -> impl Iterator<Item = &ManagedProcess> {
+        self.processes.iter().map(|(_, process)| process)
     }
 
     pub(super) async fn stop(mut self) -> Result<()> {

@@ -11,6 +11,7 @@ use serde_json::Value;
 
 use crate::{
     backend::{BackendFixture, NodeRoles},
+    class_secret::{self, ClassSecret},
     driver::CsiDriverProcess,
     node::KubeletNode,
     process::{self, ManagedProcess},
@@ -20,27 +21,6 @@ use crate::{
 use super::registrar;
 
 const GO_DRIVER_NAME: &str = "go.conformance.cofferdam.dev";
-/// The methods for which the Go driver requires the Secret of the class.
-const METHODS_WITH_SECRET: [&str; 8] = [
-    "CreateVolume",
-    "DeleteVolume",
-    "ControllerPublishVolume",
-    "ControllerUnpublishVolume",
-    "ControllerExpandVolume",
-    "NodeStageVolume",
-    "NodePublishVolume",
-    "NodeExpandVolume",
-];
-/// The Secret of the class.
-const CLASS_SECRET: ClassSecret = ClassSecret { name: "array", key: "token", value: "9a1f0cd2b86e47d3" };
-
-/// A Secret in the namespace of the claims, which their class names.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct ClassSecret {
-    pub(super) name: &'static str,
-    pub(super) key: &'static str,
-    pub(super) value: &'static str,
-}
 
 /// A driver and its node service.
 pub(super) enum DriverUnderTest {
@@ -60,6 +40,8 @@ pub(super) struct CofferdamDriver {
 }
 
 pub(super) struct GoDriver {
+    /// The Secret that all calls of the controller and the node service require.
+    secret: ClassSecret,
     driver: CsiDriverProcess,
     registrar: ManagedProcess,
 }
@@ -78,16 +60,22 @@ impl DriverUnderTest {
         })))
     }
 
-    pub(super) async fn start_go(run: &SuiteRun, client: &Client, node: &KubeletNode) -> Result<Self> {
-        let ClassSecret { key, value, .. } = CLASS_SECRET;
-        let required = METHODS_WITH_SECRET.map(|method| format!("--require-secret={method}={key}={value}"));
-        let volumes = format!("--directory={}", run.scratch().join("volumes").display());
-        let flags: Vec<String> =
-            required.into_iter().chain([volumes, format!("--node={}", node.name())]).collect();
+    /// Starts the Go driver. `namespace` is that of the claims and of their Secret.
+    pub(super) async fn start_go(
+        run: &SuiteRun,
+        client: &Client,
+        node: &KubeletNode,
+        namespace: &str,
+    ) -> Result<Self> {
+        let secret = ClassSecret::random(namespace)?;
+        let mut flags = secret
+            .driver_flags(&[&class_secret::CONTROLLER_METHODS[..], &class_secret::NODE_METHODS].concat());
+        flags.push(format!("--directory={}", run.scratch().join("volumes").display()));
+        flags.push(format!("--node={}", node.name()));
         let flags: Vec<&str> = flags.iter().map(String::as_str).collect();
         let driver = CsiDriverProcess::start(run, GO_DRIVER_NAME, &flags).await?;
         let registrar = registrar::replace(run, client, node, &driver, GO_DRIVER_NAME).await?;
-        Ok(Self::Go(Box::new(GoDriver { driver, registrar })))
+        Ok(Self::Go(Box::new(GoDriver { secret, driver, registrar })))
     }
 
     /// The driver's name.
@@ -99,10 +87,18 @@ impl DriverUnderTest {
     }
 
     /// The Secret that the driver requires.
-    pub(super) const fn class_secret(&self) -> Option<ClassSecret> {
+    pub(super) const fn class_secret(&self) -> Option<&ClassSecret> {
         match self {
             Self::Cofferdam(_) => None,
-            Self::Go(_) => Some(CLASS_SECRET),
+            Self::Go(go) => Some(&go.secret),
+        }
+    }
+
+    /// The processes of the driver and of its registrar.
+    pub(super) fn processes(&self) -> Vec<&ManagedProcess> {
+        match self {
+            Self::Cofferdam(cofferdam) => vec![&cofferdam.server, &cofferdam.roles.process],
+            Self::Go(go) => vec![&go.driver.process, &go.registrar],
         }
     }
 

@@ -10,7 +10,7 @@ use std::{
 use anyhow::{Context as _, Result, ensure};
 use futures::{StreamExt as _, TryStreamExt as _, stream};
 use k8s_openapi::api::{
-    core::v1::{PersistentVolume, PersistentVolumeClaim, Pod, Secret},
+    core::v1::{PersistentVolume, PersistentVolumeClaim, Pod},
     storage::v1::VolumeAttachment,
 };
 use kube::{
@@ -21,13 +21,14 @@ use serde_json::json;
 
 use crate::{
     claims::{ClaimExpansion, Claims},
+    class_secret::ClassSecret,
     control_plane::ControlPlane,
     pod::{self, MOUNT_PATH},
     retry,
     wait::until,
 };
 
-use super::storage::{ClassSecret, DriverUnderTest};
+use super::storage::DriverUnderTest;
 
 /// Time limit of each wait, such as until a pod runs. Sufficient also if a controller is replaced meanwhile,
 /// and its replacement repeats calls with back-off.
@@ -60,16 +61,11 @@ impl PodWorkload {
         let (client, has_volume_sizes) = (plane.client().clone(), storage.has_volume_sizes());
         let parameters = match storage.class_secret() {
             None => json!({}),
-            Some(secret) => json!({
-                "csi.storage.k8s.io/secret-name": secret.name,
-                "csi.storage.k8s.io/secret-namespace": "${pvc.namespace}",
-            }),
+            Some(_) => ClassSecret::class_parameters(),
         };
         let claims = Claims::with_parameters(&client, namespace, storage.driver(), parameters).await?;
-        if let Some(ClassSecret { name, key, value }) = storage.class_secret() {
-            let secret = json!({ "metadata": { "name": name }, "stringData": { key: value } });
-            let secrets: Api<Secret> = Api::namespaced(client.clone(), namespace);
-            retry::create(&secrets, &serde_json::from_value(secret)?).await?;
+        if let Some(secret) = storage.class_secret() {
+            secret.write(&client).await?;
         }
         Ok(Self {
             client,
@@ -79,6 +75,10 @@ impl PodWorkload {
             finished: Cell::new(0),
             handles: RefCell::default(),
         })
+    }
+
+    pub(super) const fn client(&self) -> &Client {
+        &self.client
     }
 
     pub(super) fn pods(&self) -> Api<Pod> {

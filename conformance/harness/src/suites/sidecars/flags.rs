@@ -5,7 +5,7 @@
 //! livenessprobe are not available as Go modules, and are compared only from there.
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, BTreeSet},
     env,
     path::{Path, PathBuf},
     process::Stdio,
@@ -31,34 +31,49 @@ const MAX_PARSE_TIME: Duration = Duration::from_secs(10);
 const VALUES: &[&str] =
     &["", "T", "0", "-1", "0x10", "99999999999999999999", "1.0", "1m0s", "-5s", "a=b", "a:1,b:2"];
 
-/// Reports if the section "Stricter values" of `docs/sidecar-flags.md` has the value, which the sidecar
-/// accepts and Cofferdam does not.
-fn is_documented_as_stricter(flag: &str, value: &str) -> bool {
-    match flag {
-        "timeout"
-        | "probe-timeout"
-        | "resize-timeout"
-        | "modify-timeout"
-        | "resync"
-        | "reconcile-sync"
-        | "resync-period"
-        | "retry-interval-start"
-        | "retry-interval-max"
-        | "node-deployment-base-delay"
-        | "node-deployment-max-delay" => matches!(value, "0" | "-5s"),
-        "leader-election-lease-duration"
-        | "leader-election-renew-deadline"
-        | "leader-election-retry-period" => {
-            matches!(value, "0" | "-5s")
-        }
-        "worker-threads" | "workers" => matches!(value, "0" | "-1"),
-        "volume-name-uuid-length" => value == "0",
-        "max-entries" => value == "-1",
-        "automaxprocs" => value.is_empty(),
-        "log-text-info-buffer-size" | "log-json-info-buffer-size" => value == "T",
-        "feature-gates" => value.starts_with("AllAlpha=") || value.starts_with("AllBeta="),
-        _ => false,
-    }
+/// The section "Stricter values" of `docs/sidecar-flags.md`: flags, and those of [`VALUES`] that their sidecars
+/// accept and Cofferdam rejects.
+const STRICTER: &[(&[&str], &[&str])] = &[
+    (
+        &[
+            "timeout",
+            "probe-timeout",
+            "resize-timeout",
+            "modify-timeout",
+            "resync",
+            "reconcile-sync",
+            "resync-period",
+            "retry-interval-start",
+            "retry-interval-max",
+            "node-deployment-base-delay",
+            "node-deployment-max-delay",
+            "leader-election-lease-duration",
+            "leader-election-renew-deadline",
+            "leader-election-retry-period",
+        ],
+        &["0", "-5s"],
+    ),
+    (&["worker-threads"], &["0"]),
+    (&["workers"], &["0", "-1"]),
+    (&["volume-name-uuid-length"], &["0"]),
+    (&["max-entries"], &["-1"]),
+    (&["automaxprocs"], &[""]),
+    (&["log-text-info-buffer-size", "log-json-info-buffer-size"], &["T"]),
+];
+
+/// The values that the same section has, each as flag and value. Those of a flag that no sidecar has are left
+/// out.
+fn stricter_values(flags: &BTreeSet<String>) -> BTreeSet<(String, String)> {
+    let rows = STRICTER.iter().flat_map(|(names, values)| names.iter().map(move |name| (*name, *values)));
+    let known = rows.filter(|(name, _)| flags.contains(*name));
+    known
+        .flat_map(|(name, values)| values.iter().map(|value| (name.to_owned(), (*value).to_owned())))
+        .collect()
+}
+
+/// Reports if the same section has the gate, which its sidecar accepts and Cofferdam does not.
+fn is_rejected_gate(flag: &str, value: &str) -> bool {
+    flag == "feature-gates" && (value.starts_with("AllAlpha=") || value.starts_with("AllBeta="))
 }
 
 /// Reports if the same section has the value as one that the sidecar rejects and Cofferdam accepts: flags
@@ -69,12 +84,27 @@ fn is_documented_as_laxer(flag: &str) -> bool {
 
 pub(in crate::suites) async fn run(run: &SuiteRun) -> Result<()> {
     let mut differences = Vec::new();
+    let mut compared = Comparison::default();
     for sidecar in sidecars(run)? {
-        let found = sidecar.differences(run).await.with_context(|| sidecar.name.to_owned())?;
+        let found = sidecar.differences(run, &mut compared).await.with_context(|| sidecar.name.to_owned())?;
         differences.extend(found.into_iter().map(|difference| format!("{}: {difference}", sidecar.name)));
     }
+    let documented = stricter_values(&compared.flags);
+    let stale = documented.difference(&compared.stricter);
+    differences.extend(stale.map(|(flag, value)| {
+        format!("--{flag}={value}: documented as stricter, but both accept it, or both reject it")
+    }));
     ensure!(differences.is_empty(), "{}", differences.join("\n"));
     Ok(())
+}
+
+/// What all comparisons together have found.
+#[derive(Default)]
+struct Comparison {
+    /// Names of the flags.
+    flags: BTreeSet<String>,
+    /// Documented flags and values that a sidecar accepts and Cofferdam rejects.
+    stricter: BTreeSet<(String, String)>,
 }
 
 /// A sidecar and the two programs of its name.
@@ -106,7 +136,7 @@ fn sidecars(run: &SuiteRun) -> Result<Vec<Sidecar>> {
 
 impl Sidecar {
     /// The differences of flags, defaults, and accepted values.
-    async fn differences(&self, run: &SuiteRun) -> Result<Vec<String>> {
+    async fn differences(&self, run: &SuiteRun, comparison: &mut Comparison) -> Result<Vec<String>> {
         let upstream = UpstreamHelp::parse(&output(&self.upstream, &["--help"]).await?);
         let cofferdam = cofferdam_defaults(&output(&self.cofferdam, &["--help"]).await?);
         let mut differences = Vec::new();
@@ -120,6 +150,8 @@ impl Sidecar {
             }
         }
         ensure!(!upstream.defaults.is_empty(), "the help has no flags");
+        comparison.flags.extend(upstream.defaults.keys().cloned());
+        let documented = stricter_values(&comparison.flags);
         let values = upstream.defaults.keys().flat_map(|flag| {
             let values = VALUES.iter().map(|value| (*value).to_owned());
             values.map(move |value| (flag.as_str(), value))
@@ -146,7 +178,12 @@ impl Sidecar {
             }
             compared += 1;
             let is_documented = match (upstream, cofferdam) {
-                (true, false) => is_documented_as_stricter(flag, value),
+                (true, false) => {
+                    let pair = ((*flag).to_owned(), value.clone());
+                    let is_documented = documented.contains(&pair);
+                    comparison.stricter.extend(is_documented.then_some(pair));
+                    is_documented || is_rejected_gate(flag, value)
+                }
                 (false, true) => is_documented_as_laxer(flag),
                 _ => true,
             };

@@ -12,12 +12,10 @@ mod terms;
 use std::collections::BTreeMap;
 
 use anyhow::{Context as _, Result, ensure};
-use k8s_openapi::api::{coordination::v1::Lease, core::v1::Secret};
+use k8s_openapi::api::coordination::v1::Lease;
 use kube::{Api, Client, api::ListParams};
-use serde_json::json;
 
 use super::{
-    planted_secret::PlantedSecret,
     simulated_node,
     slot::{PROVISIONER, SLOTS, Slot},
     users::{TIMEOUT, Users, VolumeUse},
@@ -26,12 +24,12 @@ use crate::{
     account::Account,
     audit,
     claims::{Claims, ContinuousClaimLoad},
+    class_secret::{self, ClassSecret},
     control_plane::{BINDER_CONTROLLERS, ControlPlane, ControlPlaneOptions},
     driver::CsiDriverProcess,
     implementation::Implementation,
     journal, namespaces,
     process::ManagedProcess,
-    retry,
     run::SuiteRun,
     sidecar,
     wait::until,
@@ -41,9 +39,6 @@ use terms::Replica;
 const DRIVER: &str = "mixed.conformance.cofferdam.dev";
 const NAMESPACE: &str = "mixed";
 const NODE: &str = "node-1";
-/// Name of the Secret, and its key that the driver requires.
-const SECRET: &str = "array";
-const SECRET_KEY: &str = "token";
 /// Minimum number of claims.
 const CLAIMS: usize = 24;
 /// Concurrent users of claims.
@@ -51,14 +46,6 @@ const CONCURRENT_USERS: usize = 6;
 /// Number of volumes that are used between two handovers.
 const CLAIMS_PER_HANDOVER: usize = CONCURRENT_USERS + 1;
 const REPLICAS: usize = 2;
-/// Methods that the driver requires the Secret for.
-const METHODS_WITH_SECRET: [&str; 5] = [
-    "CreateVolume",
-    "DeleteVolume",
-    "ControllerPublishVolume",
-    "ControllerUnpublishVolume",
-    "ControllerExpandVolume",
-];
 /// Durations for which a dead leader keeps the Lease for some seconds only.
 const LEADER_ELECTION: [&str; 4] = [
     "--leader-election",
@@ -95,23 +82,15 @@ pub(in crate::suites) async fn run(run: &SuiteRun) -> Result<()> {
     };
     let plane = ControlPlane::start(run, options).await?;
     let client = plane.client();
-    let secret = PlantedSecret::random()?;
-    let flags: Vec<String> = METHODS_WITH_SECRET
-        .iter()
-        .map(|method| format!("--require-secret={method}={SECRET_KEY}={}", secret.value()))
-        .chain(["--any-node".to_owned()])
-        .collect();
+    let secret = ClassSecret::random(NAMESPACE)?;
+    let mut flags = secret.driver_flags(&class_secret::CONTROLLER_METHODS);
+    flags.push("--any-node".to_owned());
     let flags: Vec<&str> = flags.iter().map(String::as_str).collect();
     let mut driver = CsiDriverProcess::start(run, DRIVER, &flags).await?;
     simulated_node::register(client, NODE, DRIVER, NODE, &BTreeMap::new()).await?;
-    let parameters = json!({
-        "csi.storage.k8s.io/secret-name": SECRET,
-        "csi.storage.k8s.io/secret-namespace": "${pvc.namespace}",
-    });
+    let parameters = ClassSecret::class_parameters();
     let claims = Claims::with_parameters(client, NAMESPACE, DRIVER, parameters).await?;
-    let object = json!({ "metadata": { "name": SECRET }, "stringData": { SECRET_KEY: secret.value() } });
-    let secrets: Api<Secret> = Api::namespaced(client.clone(), NAMESPACE);
-    retry::create(&secrets, &serde_json::from_value(object)?).await?;
+    secret.write(client).await?;
 
     let mut replicas = Replicas::start(run, &plane, &driver).await?;
     let volume_use = VolumeUse { is_mounted: false, is_attached: true, is_expanded: true, is_delayed: false };
@@ -141,7 +120,7 @@ pub(in crate::suites) async fn run(run: &SuiteRun) -> Result<()> {
     })
     .await?;
     let processes = replicas.all.iter().map(|(_, process)| process);
-    let hits = secret.search(client, run.directory(), processes, NAMESPACE, SECRET).await?;
+    let hits = secret.search(client, run.directory(), processes).await?;
     run.add_note(&hits)?;
     let replicas = replicas.stop().await?;
     check_terms(run, &replicas)?;

@@ -4,7 +4,6 @@ pub(super) mod flags;
 pub(super) mod leases;
 pub(super) mod mixed;
 pub(super) mod oddities;
-mod planted_secret;
 mod simulated_node;
 mod slot;
 pub(super) mod strangers;

@@ -6,16 +6,17 @@ use std::{collections::BTreeMap, time::Duration};
 
 use anyhow::{Context as _, Result, ensure};
 use k8s_openapi::api::{
-    core::v1::{Event, PersistentVolume, Secret},
+    core::v1::{Event, PersistentVolume},
     storage::v1::VolumeAttachment,
 };
 use kube::{Api, Client, api::ListParams};
 use serde_json::json;
 
-use super::{planted_secret::PlantedSecret, simulated_node, slot::SLOTS};
+use super::{simulated_node, slot::SLOTS};
 use crate::{
     account::Account,
     claims::Claims,
+    class_secret::{self, ClassSecret},
     control_plane::{ApiUser, BINDER_CONTROLLERS, ControlPlane, ControlPlaneOptions},
     driver::CsiDriverProcess,
     implementation::Implementation,
@@ -32,21 +33,12 @@ const NODE: &str = "node-1";
 const CLAIM: &str = "claim-0";
 const ATTACHMENT: &str = "attachment";
 const LARGER_SIZE: &str = "2Gi";
-/// Name of the Secret, and its key that the driver requires.
-const SECRET: &str = "array";
-const SECRET_KEY: &str = "token";
 /// Maximum length of a string field in CSI, in bytes.
-const LONGEST_ID: usize = 128;
+const LONGEST_CSI_ID: usize = 128;
+/// Length of the longest id that Cofferdam accepts, in bytes. The sidecars have no limit.
+const LONGEST_ID: usize = 4 << 10;
 /// Number of Probe calls until the driver is ready.
 const PROBES_UNTIL_READY: u64 = 3;
-/// Methods that the driver requires the Secret for.
-const METHODS_WITH_SECRET: [&str; 5] = [
-    "CreateVolume",
-    "DeleteVolume",
-    "ControllerPublishVolume",
-    "ControllerUnpublishVolume",
-    "ControllerExpandVolume",
-];
 
 /// An oddity of a driver, and what to do and to expect.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -57,8 +49,8 @@ enum Row {
     UndeclaredTopology,
     /// The driver lacks CREATE_DELETE_VOLUME.
     NoCreate,
-    /// Volume ids have the maximum length.
-    LongIds,
+    /// Volume ids have this length in bytes.
+    LongIds(usize),
     /// After a timeout CreateVolume fails with Internal.
     StuckCreate,
     /// After a timeout ControllerExpandVolume fails with Internal.
@@ -67,12 +59,13 @@ enum Row {
     ReadyLate,
 }
 
-const ROWS: [Row; 8] = [
+const ROWS: [Row; 9] = [
     Row::Secret("UNAUTHENTICATED"),
     Row::Secret("INVALID_ARGUMENT"),
     Row::UndeclaredTopology,
     Row::NoCreate,
-    Row::LongIds,
+    Row::LongIds(LONGEST_CSI_ID),
+    Row::LongIds(LONGEST_ID),
     Row::StuckCreate,
     Row::StuckExpand,
     Row::ReadyLate,
@@ -106,7 +99,7 @@ struct Case {
     name: String,
     client: Client,
     claims: Claims,
-    secret: PlantedSecret,
+    secret: ClassSecret,
     driver: CsiDriverProcess,
     controllers: Vec<ManagedProcess>,
 }
@@ -118,23 +111,23 @@ impl Row {
             Self::Secret(_) => "secret".to_owned(),
             Self::UndeclaredTopology => "topology".to_owned(),
             Self::NoCreate => "no-create".to_owned(),
-            Self::LongIds => "long-ids".to_owned(),
+            Self::LongIds(length) => format!("ids-of-{length}"),
             Self::StuckCreate => "stuck-create".to_owned(),
             Self::StuckExpand => "stuck-expand".to_owned(),
             Self::ReadyLate => "ready-late".to_owned(),
         }
     }
 
-    fn driver_flags(self, secret: &PlantedSecret) -> Vec<String> {
+    fn driver_flags(self, secret: &ClassSecret) -> Vec<String> {
         match self {
-            Self::Secret(code) => METHODS_WITH_SECRET
-                .iter()
-                .map(|method| format!("--require-secret={method}={SECRET_KEY}={}", secret.value()))
-                .chain([format!("--secret-code={code}")])
-                .collect(),
+            Self::Secret(code) => {
+                let mut flags = secret.driver_flags(&class_secret::CONTROLLER_METHODS);
+                flags.push(format!("--secret-code={code}"));
+                flags
+            }
             Self::UndeclaredTopology => vec!["--undeclared-topology".to_owned()],
             Self::NoCreate => vec!["--no-create".to_owned()],
-            Self::LongIds => vec![format!("--id-length={LONGEST_ID}")],
+            Self::LongIds(length) => vec![format!("--id-length={length}")],
             Self::StuckCreate | Self::StuckExpand => Vec::new(),
             Self::ReadyLate => vec![format!("--not-ready={}", PROBES_UNTIL_READY - 1)],
         }
@@ -155,23 +148,23 @@ impl Case {
         // Short: the path of a socket has at most 107 bytes.
         let driver_name = format!("{name}.dev");
         let client = plane.client().clone();
-        let secret = PlantedSecret::random()?;
+        let secret = ClassSecret::random(&name)?;
         let mut flags = row.driver_flags(&secret);
         flags.push("--any-node".to_owned());
         let flags: Vec<&str> = flags.iter().map(String::as_str).collect();
         let driver = CsiDriverProcess::start(run, &driver_name, &flags).await?;
         let parameters = match row {
             Row::Secret(_) => json!({
-                "csi.storage.k8s.io/controller-expand-secret-name": SECRET,
+                "csi.storage.k8s.io/controller-expand-secret-name": class_secret::NAME,
                 "csi.storage.k8s.io/controller-expand-secret-namespace": "${pvc.namespace}",
-                "csi.storage.k8s.io/controller-publish-secret-name": SECRET,
+                "csi.storage.k8s.io/controller-publish-secret-name": class_secret::NAME,
                 "csi.storage.k8s.io/controller-publish-secret-namespace": "${pvc.namespace}",
-                "csi.storage.k8s.io/provisioner-secret-name": SECRET,
+                "csi.storage.k8s.io/provisioner-secret-name": class_secret::NAME,
                 "csi.storage.k8s.io/provisioner-secret-namespace": "${pvc.namespace}",
             }),
             Row::UndeclaredTopology
             | Row::NoCreate
-            | Row::LongIds
+            | Row::LongIds(_)
             | Row::StuckCreate
             | Row::StuckExpand
             | Row::ReadyLate => json!({}),
@@ -203,11 +196,10 @@ impl Case {
     async fn run(mut self, run: &SuiteRun) -> Result<()> {
         match self.row {
             Row::Secret(_) => {
-                self.write_secret("wrong").await?;
+                self.secret.write_value(&self.client, "wrong").await?;
                 self.claims.create(0..1).await?;
                 self.wait_event("ProvisioningFailed", "CreateVolume requires the secret").await?;
-                let planted = self.secret.value().to_owned();
-                self.write_secret(&planted).await?;
+                self.secret.write(&self.client).await?;
                 if self.row == Row::Secret("INVALID_ARGUMENT")
                     && self.implementation == Implementation::Upstream
                 {
@@ -228,7 +220,7 @@ impl Case {
                 self.wait_event("ProvisioningFailed", "CREATE_DELETE_VOLUME").await?;
                 return self.finish(run, 0).await;
             }
-            Row::UndeclaredTopology | Row::LongIds | Row::StuckExpand | Row::ReadyLate => {
+            Row::UndeclaredTopology | Row::LongIds(_) | Row::StuckExpand | Row::ReadyLate => {
                 self.claims.create(0..1).await?;
             }
         }
@@ -269,10 +261,7 @@ impl Case {
         );
         until("an empty journal", TIMEOUT, async || journal::ensure_intents(&self.client, 0).await).await?;
         if matches!(self.row, Row::Secret(_)) {
-            let hits = self
-                .secret
-                .search(&self.client, run.directory(), &self.controllers, &self.name, SECRET)
-                .await?;
+            let hits = self.secret.search(&self.client, run.directory(), &self.controllers).await?;
             run.add_note(&format!("{}: {hits}", self.name))?;
         }
         for controller in &mut self.controllers {
@@ -280,17 +269,6 @@ impl Case {
         }
         self.driver.process.stop().await?;
         self.secret.ensure_not_in_files(run.directory())
-    }
-
-    async fn write_secret(&self, value: &str) -> Result<()> {
-        let secrets: Api<Secret> = Api::namespaced(self.client.clone(), &self.name);
-        if secrets.get_opt(SECRET).await?.is_some() {
-            return retry::merge_patch(&secrets, SECRET, &json!({ "stringData": { SECRET_KEY: value } }))
-                .await;
-        }
-        let object =
-            json!({ "metadata": { "name": SECRET }, "stringData": { SECRET_KEY: value, "unused": "" } });
-        retry::create(&secrets, &serde_json::from_value(object)?).await
     }
 
     /// Waits for an event of the claim with this reason, whose message contains `text`.
@@ -319,7 +297,9 @@ impl Case {
         let spec = volume.spec.as_ref().context("a volume without a spec")?;
         ensure!(spec.node_affinity.is_none(), "the volume has a node affinity: {:?}", spec.node_affinity);
         let handle = spec.csi.as_ref().map(|csi| csi.volume_handle.len()).context("a volume without CSI")?;
-        ensure!(self.row != Row::LongIds || handle == LONGEST_ID, "the handle has {handle} bytes");
+        if let Row::LongIds(length) = self.row {
+            ensure!(handle == length, "the handle has {handle} bytes: expected {length}");
+        }
         Ok(())
     }
 

@@ -27,6 +27,7 @@ use crate::{
     implementation::Implementation,
     journal,
     node::{self, KubeletNode},
+    planted_secret::PlantedSecret,
     process::{self, CommandSpec, ManagedProcess},
     run::SuiteRun,
     wait::until,
@@ -37,7 +38,6 @@ use description::{
 use slots::SidecarSlots;
 
 use super::{
-    planted_secret::PlantedSecret,
     simulated_node,
     slot::{ATTACHER, RESIZER, Slot},
     users::{TIMEOUT, Users, VolumeUse},

@@ -26,7 +26,7 @@ const MEMORY_PART: usize = 1 << 20;
 const MIN_MARKER_LENGTH: usize = 24;
 
 /// A value that nothing but a Secret may have.
-pub(super) struct PlantedSecret {
+pub(crate) struct PlantedSecret {
     value: String,
     encodings: Vec<Finder<'static>>,
 }
@@ -36,7 +36,7 @@ impl PlantedSecret {
     ///
     /// # Errors
     /// If the system has no random numbers.
-    pub(super) fn random() -> Result<Self> {
+    pub(crate) fn random() -> Result<Self> {
         let mut random = [0; MIN_MARKER_LENGTH / 2];
         getrandom::fill(&mut random)?;
         let marker: String = random.iter().map(|byte| format!("{byte:02x}")).collect();
@@ -47,7 +47,7 @@ impl PlantedSecret {
     ///
     /// # Errors
     /// If the Secret or the key is missing, or the value has another form.
-    pub(super) async fn read(client: &Client, namespace: &str, name: &str, key: &str) -> Result<Self> {
+    pub(crate) async fn read(client: &Client, namespace: &str, name: &str, key: &str) -> Result<Self> {
         let secret = Api::<Secret>::namespaced(client.clone(), namespace).get(name).await?;
         let value = secret.data.and_then(|mut data| data.remove(key)).context("a Secret without the key")?;
         let value = String::from_utf8(value.0)?;
@@ -73,7 +73,7 @@ impl PlantedSecret {
     }
 
     /// The value.
-    pub(super) fn value(&self) -> &str {
+    pub(crate) fn value(&self) -> &str {
         &self.value
     }
 
@@ -85,7 +85,7 @@ impl PlantedSecret {
     ///
     /// # Errors
     /// If the value is found, or a file cannot be read.
-    pub(super) fn ensure_not_in_files(&self, directory: &Path) -> Result<()> {
+    pub(crate) fn ensure_not_in_files(&self, directory: &Path) -> Result<()> {
         let (_, hits) = self.search_files(directory)?;
         ensure!(hits.is_empty(), "the value of the Secret is in {hits:?}");
         Ok(())
@@ -110,7 +110,7 @@ impl PlantedSecret {
     ///
     /// # Errors
     /// If the value is found, or something cannot be read, or the search does not find it in the Secret.
-    pub(super) async fn search(
+    pub(crate) async fn search(
         &self,
         client: &Client,
         directory: &Path,
