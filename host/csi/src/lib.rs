@@ -25,3 +25,4 @@ pub use address::{Address, AddressError};
 pub use backend::{CsiBackend, CsiConfig};
 pub use error::ConnectError;
 pub use metrics::ConnectionMetrics;
+pub use status::go_code_name;

@@ -74,6 +74,29 @@ pub(crate) const fn error_kind(code: Code) -> ErrorKind {
     }
 }
 
+/// Returns Go's name of a code, as in the sidecars' metrics.
+pub const fn go_code_name(code: Code) -> &'static str {
+    match code {
+        Code::Ok => "OK",
+        Code::Cancelled
+        | Code::Unknown
+        | Code::InvalidArgument
+        | Code::DeadlineExceeded
+        | Code::NotFound
+        | Code::AlreadyExists
+        | Code::PermissionDenied
+        | Code::ResourceExhausted
+        | Code::FailedPrecondition
+        | Code::Aborted
+        | Code::OutOfRange
+        | Code::Unimplemented
+        | Code::Internal
+        | Code::Unavailable
+        | Code::DataLoss
+        | Code::Unauthenticated => error_kind(code).as_str(),
+    }
+}
+
 /// Finality of a code that the driver itself sent, as in the sidecars.
 pub(crate) const fn finality(code: Code, resource_exhausted: ResourceExhaustedMeaning) -> Finality {
     match (code, resource_exhausted) {

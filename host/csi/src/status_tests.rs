@@ -92,3 +92,9 @@ fn error_messages_are_one_line_without_secrets() {
     assert_eq!(message(" \n"), "the driver gives no reason");
     assert!(message(&"x".repeat(5_000)).len() < 1_100);
 }
+
+#[test]
+fn grpc_codes_are_spelled_as_in_go() {
+    let names = [Code::Ok, Code::Cancelled, Code::NotFound].map(go_code_name);
+    assert_eq!(names, ["OK", "Canceled", "NotFound"]);
+}

@@ -9,7 +9,7 @@ use cofferdam_csi::{
     v1::{GetPluginInfoRequest, ProbeRequest, identity_client::IdentityClient},
 };
 use tokio::{net::UnixStream, time::timeout};
-use tonic::{Response, Status};
+use tonic::{Code, Response, Status};
 
 /// A failed Identity request.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -23,12 +23,12 @@ pub enum ProbeError {
         reason: String,
     },
     /// The driver returned an error status, or the connection failed after it was opened.
-    #[error("the driver at {address} returned {code}: {message}")]
+    #[error("the driver at {address} returned {code:?}: {message}")]
     Status {
         /// The socket's address.
         address: String,
         /// The gRPC status code.
-        code: String,
+        code: Code,
         /// The status message.
         message: String,
     },
@@ -98,7 +98,7 @@ impl DriverClient {
                 .map_err(|error| ProbeError::Connect { address: address(), reason: error.to_string() })?;
             request(stream).await.map_err(|status| ProbeError::Status {
                 address: address(),
-                code: format!("{:?}", status.code()),
+                code: status.code(),
                 message: status.message().to_owned(),
             })
         };

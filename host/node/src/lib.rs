@@ -15,6 +15,7 @@ mod driver_client;
 mod error;
 mod file;
 mod filesystem;
+mod liveness;
 mod manifest;
 mod mount_options;
 mod mount_point;
@@ -37,6 +38,7 @@ pub use file::{FileId, PathKind};
 pub use filesystem::{Filesystem, FilesystemUsage};
 #[cfg(target_os = "linux")]
 pub use linux::{LinuxMounter, MounterSetupError};
+pub use liveness::LivenessProbe;
 pub use manifest::{DriverManifest, InvalidManifest, ManifestError, MissingTopologyLabel};
 pub use mount_options::{AccessTimes, MountOptions};
 pub use mount_point::{MountAttributes, MountPoint};

@@ -13,8 +13,9 @@ use tower::{Service, ServiceExt as _, util::BoxCloneSyncService};
 
 use super::{
     Deadline,
-    metrics::{DriverServerMetrics, go_code_name, method_label},
+    metrics::{DriverServerMetrics, method_label},
 };
+use crate::go_code_name;
 
 /// Message of the `INTERNAL` status of a call that panicked.
 pub const PANIC_RESPONSE: &str = "a bug in this program ended the call; see its log";

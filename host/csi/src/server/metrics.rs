@@ -9,6 +9,8 @@ use prometheus_client::{
 };
 use tonic::Code;
 
+use crate::status::go_code_name;
+
 /// Bucket bounds in seconds, as in the Go sidecars, so that client and server latencies are comparable.
 const LATENCY_BUCKETS: [f64; 13] =
     [0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 15.0, 25.0, 50.0, 120.0, 300.0, 600.0];
@@ -98,29 +100,6 @@ pub(super) fn method_label(path: &str) -> &'static str {
     METHOD_PATHS.iter().find(|known| **known == path).copied().unwrap_or(UNKNOWN_METHOD)
 }
 
-/// Returns Go's name of a code, as in the sidecars' metrics.
-pub(super) const fn go_code_name(code: Code) -> &'static str {
-    match code {
-        Code::Ok => "OK",
-        Code::Cancelled
-        | Code::Unknown
-        | Code::InvalidArgument
-        | Code::DeadlineExceeded
-        | Code::NotFound
-        | Code::AlreadyExists
-        | Code::PermissionDenied
-        | Code::ResourceExhausted
-        | Code::FailedPrecondition
-        | Code::Aborted
-        | Code::OutOfRange
-        | Code::Unimplemented
-        | Code::Internal
-        | Code::Unavailable
-        | Code::DataLoss
-        | Code::Unauthenticated => crate::status::error_kind(code).as_str(),
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -136,13 +115,5 @@ mod tests {
         for other in ["", "/", "/csi.v1.Controller/createvolume", "/csi.v1.Controller/CreateVolume/"] {
             assert_eq!(method_label(other), UNKNOWN_METHOD, "{other}");
         }
-    }
-
-    #[test]
-    fn grpc_codes_are_spelled_as_in_go() {
-        assert_eq!(
-            [Code::Ok, Code::Cancelled, Code::NotFound].map(go_code_name),
-            ["OK", "Canceled", "NotFound"]
-        );
     }
 }

@@ -2,7 +2,7 @@
 
 use std::{sync::Arc, time::Duration};
 
-use cofferdam_node::{DriverClient, Registrar};
+use cofferdam_node::{LivenessProbe, Registrar};
 use futures::{
     FutureExt as _,
     future::{BoxFuture, Shared},
@@ -20,7 +20,7 @@ const PROBE_MAX_AGE: Duration = Duration::from_secs(1);
 #[derive(Clone, Debug, Default)]
 pub(super) struct HealthProbe {
     /// The driver on its socket, for the role `liveness`.
-    pub(super) driver: Option<DriverClient>,
+    pub(super) driver: Option<Arc<LivenessProbe>>,
     /// The registrar, for the role `registrar`.
     pub(super) registrar: Option<Arc<Registrar>>,
 }
@@ -45,10 +45,10 @@ impl HealthProbe {
     }
 }
 
-fn probe_check(driver: DriverClient) -> HealthCheck {
+fn probe_check(driver: Arc<LivenessProbe>) -> HealthCheck {
     Arc::new(move || {
-        let driver = driver.clone();
-        async move { driver.probe().await.map_err(|error| Unhealthy(error.to_string())) }.boxed()
+        let driver = Arc::clone(&driver);
+        async move { driver.check().await.map_err(|error| Unhealthy(error.to_string())) }.boxed()
     })
 }
 

@@ -9,10 +9,11 @@ mod serve;
 
 use std::{sync::Arc, time::Duration};
 
+use cofferdam_backend::BackendMetrics;
 use cofferdam_cluster::journal::LostJournals;
 use cofferdam_controllers::StoppedRoles;
 use cofferdam_csi::server::{ServerMetrics, SocketError};
-use cofferdam_node::{DriverClient, Registrar};
+use cofferdam_node::{DriverClient, LivenessProbe, Registrar};
 use prometheus_client::registry::Registry;
 use tokio::{
     sync::watch,
@@ -52,6 +53,15 @@ pub(crate) fn check_single_process(configuration: &Configuration) -> Result<(), 
     if shared && !configuration.single_process { Err(NodeRoleError::SharedProcess) } else { Ok(()) }
 }
 
+/// The metrics of the node roles.
+#[derive(Clone, Debug)]
+pub(crate) struct NodeMetrics {
+    /// Calls that the roles `node` and `registrar` serve.
+    pub(crate) served: ServerMetrics,
+    /// Calls of the driver by the role `liveness`.
+    pub(crate) calls: BackendMetrics,
+}
+
 /// The running node roles of this process. Each has a task, except `liveness`, which is only a check of
 /// `/healthz`.
 pub(crate) struct RunningNodeRoles {
@@ -67,7 +77,10 @@ pub(crate) struct RunningNodeRoles {
 pub(crate) async fn run(configuration: &Configuration) -> Result<ProcessOutcome, CommandError> {
     let mut registry = Registry::default();
     process_metrics::register(&mut registry);
-    let metrics = ServerMetrics::register(&mut registry);
+    let metrics = NodeMetrics {
+        served: ServerMetrics::register(&mut registry),
+        calls: BackendMetrics::register(&mut registry),
+    };
     // Before the roles start: a client that reaches a role may send a signal at once.
     let mut signals = Signals::install()?;
     let mut node_roles = tokio::select! {
@@ -116,7 +129,7 @@ pub(crate) async fn run(configuration: &Configuration) -> Result<ProcessOutcome,
 /// [`CommandError`], one line.
 pub(crate) async fn start_if_configured(
     configuration: &Configuration,
-    metrics: &ServerMetrics,
+    metrics: &NodeMetrics,
 ) -> Result<Option<RunningNodeRoles>, CommandError> {
     if configuration.role.node.is_empty() {
         return Ok(None);
@@ -126,7 +139,7 @@ pub(crate) async fn start_if_configured(
 
 async fn start(
     configuration: &Configuration,
-    metrics: &ServerMetrics,
+    metrics: &NodeMetrics,
 ) -> Result<RunningNodeRoles, CommandError> {
     let roles = &configuration.role.node;
     let stop = CancellationToken::new();
@@ -134,7 +147,7 @@ async fn start(
     let mut health_probe = health::HealthProbe::default();
     let mut name = None;
     if roles.contains(&NodeRole::Node) {
-        let (server, driver) = serve_node(configuration, metrics).await?;
+        let (server, driver) = serve_node(configuration, &metrics.served).await?;
         name = Some(driver);
         let stop = stop.clone();
         tasks.spawn(async move {
@@ -145,11 +158,12 @@ async fn start(
     if roles.contains(&NodeRole::Registrar) {
         let registrar = Arc::new(registrar(configuration, name).await?);
         health_probe.registrar = Some(Arc::clone(&registrar));
-        let (metrics, stop) = (metrics.clone(), stop.clone());
+        let (metrics, stop) = (metrics.served.clone(), stop.clone());
         tasks.spawn(async move { (NodeRole::Registrar.as_str(), registrar.serve(&metrics, stop).await) });
     }
     if roles.contains(&NodeRole::Liveness) {
-        health_probe.driver = Some(driver_client(configuration, NodeRole::Liveness)?);
+        let client = driver_client(configuration, NodeRole::Liveness)?;
+        health_probe.driver = Some(Arc::new(LivenessProbe::new(client, metrics.calls.clone())));
     }
     tracing::info!(roles = ?roles, "started");
     Ok(RunningNodeRoles { tasks, stop, health_probe })

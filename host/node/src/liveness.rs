@@ -1,0 +1,60 @@
+//! The liveness probe of a driver, counted in the metrics of the sidecars.
+
+use std::{sync::OnceLock, time::Instant};
+
+use cofferdam_backend::{BackendMetrics, CallMetrics};
+use cofferdam_csi::go_code_name;
+use cofferdam_domain::DriverName;
+use tonic::Code;
+
+use crate::driver_client::{DriverClient, ProbeError};
+
+const PROBE_METHOD: &str = "/csi.v1.Identity/Probe";
+
+/// Probes a driver, and records each Probe call. As in livenessprobe, the metrics have the driver's name once
+/// the driver has responded.
+#[derive(Debug)]
+pub struct LivenessProbe {
+    client: DriverClient,
+    metrics: BackendMetrics,
+    /// Metrics with the driver's name.
+    named: OnceLock<CallMetrics>,
+}
+
+impl LivenessProbe {
+    /// Creates a probe. Sends no request.
+    pub const fn new(client: DriverClient, metrics: BackendMetrics) -> Self {
+        Self { client, metrics, named: OnceLock::new() }
+    }
+
+    /// Checks that the driver is ready.
+    ///
+    /// # Errors
+    /// [`ProbeError`]
+    pub async fn check(&self) -> Result<(), ProbeError> {
+        if self.named.get().is_none()
+            && let Ok(name) = self.client.name().await
+        {
+            let metrics = self.metrics.call_metrics(Some(&DriverName::from(name.as_str())));
+            // A concurrent check has the same name.
+            let _ = self.named.set(metrics);
+        }
+        let calls = self.named.get().cloned().unwrap_or_else(|| self.metrics.call_metrics(None));
+        let (started, running) = (Instant::now(), calls.start());
+        let result = self.client.probe().await;
+        drop(running);
+        let (code, outcome) = labels(&result);
+        calls.observe(PROBE_METHOD, go_code_name(code), outcome, started.elapsed());
+        result
+    }
+}
+
+/// The gRPC code and the outcome of a Probe call.
+const fn labels(result: &Result<(), ProbeError>) -> (Code, &'static str) {
+    match result {
+        Ok(()) | Err(ProbeError::NotReady { .. }) => (Code::Ok, "ok"),
+        Err(ProbeError::Status { code, .. }) => (*code, "error"),
+        Err(ProbeError::Timeout { .. }) => (Code::DeadlineExceeded, "deadline"),
+        Err(ProbeError::Connect { .. }) => (Code::Unavailable, "not-connected"),
+    }
+}
