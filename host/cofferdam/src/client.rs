@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use cofferdam_cluster::connect;
+use cofferdam_cluster::connect::{self, ReplaceableConnections};
 use cofferdam_domain::text::escape_control_and_format;
 use kube::config::{KubeConfigOptions, Kubeconfig, KubeconfigError, LoadDataError};
 
@@ -46,6 +46,35 @@ pub(crate) struct ClusterConnection {
     /// Namespace of the intent journal, the restore marker and the orphan reports: the configured one, else
     /// that of the kubeconfig's context or of the pod, else `default`.
     pub(crate) namespace: String,
+    /// The connections of the client.
+    pub(crate) connections: ReplaceableConnections,
+}
+
+/// The settings that select the cluster.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct ClientSettings {
+    pub(crate) master: Option<http::Uri>,
+    pub(crate) kubeconfig: Option<PathBuf>,
+    pub(crate) context: Option<String>,
+    pub(crate) namespace: Option<String>,
+}
+
+impl From<&Configuration> for ClientSettings {
+    fn from(configuration: &Configuration) -> Self {
+        Self {
+            master: configuration.master.as_ref().map(|url| url.0.clone()),
+            kubeconfig: configuration.kubeconfig.clone(),
+            context: configuration.context.clone(),
+            namespace: configuration.namespace.as_ref().map(|label| label.0.clone()),
+        }
+    }
+}
+
+/// The configuration of a client, and its origin and namespace.
+pub(crate) struct ClientConfig {
+    pub(crate) config: kube::Config,
+    origin: String,
+    namespace: String,
 }
 
 impl ClusterConnection {
@@ -122,23 +151,44 @@ pub(crate) async fn connect(
     configuration: &Configuration,
     environment: &ClientEnvironment,
 ) -> Result<ClusterConnection, ClientError> {
-    let master = configuration.master.as_ref().map(|url| url.0.clone());
-    if let Some(url) = &master
-        && configuration.kubeconfig.is_none()
+    connect_with(&configuration.into(), environment).await
+}
+
+/// As [`connect`], for the settings that select the cluster.
+///
+/// # Errors
+/// As [`connect`].
+pub(crate) async fn connect_with(
+    settings: &ClientSettings,
+    environment: &ClientEnvironment,
+) -> Result<ClusterConnection, ClientError> {
+    build_connection(load(settings, environment).await?)
+}
+
+/// Reads the configuration of a client for the configured cluster.
+///
+/// # Errors
+/// As [`connect`].
+pub(crate) async fn load(
+    settings: &ClientSettings,
+    environment: &ClientEnvironment,
+) -> Result<ClientConfig, ClientError> {
+    if let Some(url) = &settings.master
+        && settings.kubeconfig.is_none()
         && environment.kubeconfig.is_none()
     {
         // As in client-go, the URL alone means a connection without credentials.
-        let namespace = configuration.namespace.as_ref().map_or("default", |label| &label.0).to_owned();
-        return build_connection(kube::Config::new(url.clone()), MASTER.to_owned(), namespace);
+        let namespace = settings.namespace.clone().unwrap_or_else(|| "default".to_owned());
+        let config = kube::Config::new(url.clone());
+        return Ok(ClientConfig { config, origin: MASTER.to_owned(), namespace });
     }
-    let source = environment.choose_source(configuration.kubeconfig.as_deref())?;
-    let options =
-        KubeConfigOptions { context: configuration.context.clone(), ..KubeConfigOptions::default() };
-    let (mut client, origin) = match source {
+    let source = environment.choose_source(settings.kubeconfig.as_deref())?;
+    let options = KubeConfigOptions { context: settings.context.clone(), ..KubeConfigOptions::default() };
+    let (mut config, origin) = match source {
         ClientConfigSource::InCluster => {
-            let client =
+            let config =
                 kube::Config::incluster().map_err(|error| ClientError::InCluster(one_line(&error)))?;
-            (client, "the pod's service account".to_owned())
+            (config, "the pod's service account".to_owned())
         }
         ClientConfigSource::File(path) => {
             let origin = path.display().to_string();
@@ -152,12 +202,37 @@ pub(crate) async fn connect(
             (config_from_kubeconfig(read_kubeconfig_list(&value)?, &options, &origin).await?, origin)
         }
     };
-    if let Some(url) = master {
-        client.cluster_url = url;
+    if let Some(url) = &settings.master {
+        config.cluster_url = url.clone();
     }
-    let configured_namespace = configuration.namespace.as_ref().map(|label| label.0.clone());
-    let namespace = configured_namespace.unwrap_or_else(|| client.default_namespace.clone());
-    build_connection(client, origin, namespace)
+    let namespace = settings.namespace.clone().unwrap_or_else(|| config.default_namespace.clone());
+    Ok(ClientConfig { config, origin, namespace })
+}
+
+/// The files of the client's configuration and credentials that [`load`] reads once. kube reads files with
+/// tokens again by itself.
+pub(crate) fn files(settings: &ClientSettings, environment: &ClientEnvironment) -> Vec<PathBuf> {
+    let kubeconfigs = match environment.choose_source(settings.kubeconfig.as_deref()) {
+        // kube's path.
+        Ok(ClientConfigSource::InCluster) => {
+            return vec![PathBuf::from("/var/run/secrets/kubernetes.io/serviceaccount/ca.crt")];
+        }
+        Ok(ClientConfigSource::File(path)) => vec![path],
+        Ok(ClientConfigSource::KubeconfigVariable(value)) => std::env::split_paths(&value).collect(),
+        Err(_) => Vec::new(),
+    };
+    let mut files = Vec::new();
+    for path in kubeconfigs {
+        // A file that cannot be read now may be readable later.
+        let kubeconfig = Kubeconfig::read_from(&path).unwrap_or_default();
+        let authorities = kubeconfig.clusters.into_iter().filter_map(|cluster| cluster.cluster);
+        files.extend(authorities.filter_map(|cluster| cluster.certificate_authority));
+        for user in kubeconfig.auth_infos.into_iter().filter_map(|user| user.auth_info) {
+            files.extend(user.client_certificate.into_iter().chain(user.client_key));
+        }
+        files.push(path.display().to_string());
+    }
+    files.into_iter().map(PathBuf::from).collect()
 }
 
 /// Reads one kubeconfig file.
@@ -209,18 +284,28 @@ async fn config_from_kubeconfig(
     })
 }
 
-fn build_connection(
-    mut config: kube::Config,
-    origin: String,
-    namespace: String,
-) -> Result<ClusterConnection, ClientError> {
+fn build_connection(config: ClientConfig) -> Result<ClusterConnection, ClientError> {
+    let ClientConfig { mut config, origin, namespace } = config;
     config.default_retry = false;
     let url = config.cluster_url.to_string();
-    let client = connect::client(config).map_err(|error| ClientError::Client {
-        url: url.clone(),
-        problem: credential_error_message(&error),
-    })?;
-    Ok(ClusterConnection { client, url, origin, namespace })
+    let (client, connections) =
+        connect::replaceable_client(config).map_err(|error| unusable_credentials(&url, &error))?;
+    Ok(ClusterConnection { client, url, origin, namespace, connections })
+}
+
+impl ClusterConnection {
+    /// Replaces the certificates and credentials by those of another configuration.
+    ///
+    /// # Errors
+    /// [`ClientError::Client`]. The client then continues with what it has.
+    pub(crate) fn replace_credentials(&self, config: kube::Config) -> Result<(), ClientError> {
+        let url = config.cluster_url.to_string();
+        self.connections.replace(config).map_err(|error| unusable_credentials(&url, &error))
+    }
+}
+
+fn unusable_credentials(url: &str, error: &kube::Error) -> ClientError {
+    ClientError::Client { url: url.to_owned(), problem: credential_error_message(error) }
 }
 
 /// Describes an error in a kubeconfig without quoting the file, which may have a token or a key. The parser's
@@ -284,7 +369,7 @@ pub(crate) async fn connect_with_kubeconfig(
     let kubeconfig = Kubeconfig::from_yaml(kubeconfig).map_err(problem)?;
     let config = config_from_kubeconfig(kubeconfig, &KubeConfigOptions::default(), origin).await?;
     let namespace = config.default_namespace.clone();
-    build_connection(config, format!("kubeconfig {origin}"), namespace)
+    build_connection(ClientConfig { config, origin: format!("kubeconfig {origin}"), namespace })
 }
 
 /// Formats an error and its sources in one line, each text once, without control and format characters: the

@@ -1,7 +1,10 @@
 //! Takes over changes of the configuration and of the files that it names, without a restart.
 //!
 //! The sections of drivers change alive: their components, settings, grants, origins, certificates and
-//! secrets. A change of another setting is logged, and needs a restart.
+//! secrets. So do certificates and credentials for the API server. A change of another setting is logged, and
+//! needs a restart.
+
+mod connection;
 
 use std::{
     collections::BTreeMap,
@@ -19,6 +22,8 @@ use crate::{
     drivers::{DriverKind, DriverLoader, LoadedDriver, backend_config, component_source, read_secrets},
     error::CommandError,
 };
+
+pub(crate) use connection::ConnectionReloader;
 
 /// Interval of the checks. Files in volumes of Secrets and ConfigMaps are replaced through links, which
 /// notifications of the file system do not follow.
@@ -42,6 +47,7 @@ pub(crate) struct Reloader {
     source: ConfigSource,
     settings: BTreeMap<&'static str, String>,
     drivers: Vec<ReloadableDriver>,
+    connection: Option<ConnectionReloader>,
     /// The last problem that was logged.
     problem: Option<String>,
 }
@@ -93,8 +99,14 @@ impl Reloader {
             source,
             settings: resolved.setting_values(),
             drivers: drivers.iter().filter_map(&mut reloadable).collect(),
+            connection: None,
             problem: None,
         }
+    }
+
+    /// Also takes over changes of the credentials for the API server.
+    pub(crate) fn with_connection(self, connection: Option<ConnectionReloader>) -> Self {
+        Self { connection, ..self }
     }
 
     /// Checks for changes until `stop`.
@@ -111,6 +123,9 @@ impl Reloader {
 
     /// Takes over all changes since the last check.
     async fn check(&mut self) {
+        if let Some(connection) = &mut self.connection {
+            connection.check().await;
+        }
         let mut sections = match (self.source)() {
             Ok(resolved) => {
                 self.report(self.unsupported_changes(&resolved));

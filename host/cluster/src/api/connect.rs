@@ -1,16 +1,19 @@
 //! Connections to the API server.
 
-use std::time::Duration;
+use std::{sync::Arc, time::Duration};
 
+use http::{Request, Response};
+use hyper::body::Incoming;
 use hyper_util::{
     client::legacy::{self, connect::HttpConnector},
     rt::{TokioExecutor, TokioTimer},
 };
 use kube::{
     Client, Config,
-    client::{AuthError, ClientBuilder, ConfigExt as _},
+    client::{AuthError, Body, ClientBuilder, ConfigExt as _},
 };
-use tower::{BoxError, ServiceBuilder};
+use parking_lot::Mutex;
+use tower::{BoxError, ServiceBuilder, ServiceExt as _, service_fn, util::BoxCloneService};
 
 /// Idle timeout of pooled connections, which keep their buffers. The number of connections is unbounded: with
 /// a limit of sixteen, a burst of 2,000 claims kept opening connections and needed 50 % more CPU.
@@ -29,6 +32,25 @@ const KEEPALIVE_RETRIES: u32 = 3;
 #[cfg(target_os = "linux")]
 const TCP_USER_TIMEOUT: Duration = Duration::from_secs(45);
 
+/// Sends requests with the credentials of one configuration.
+type Connections = BoxCloneService<Request<Body>, Response<Incoming>, BoxError>;
+
+/// The connections of a [`replaceable_client`], and of its clones.
+#[derive(Clone)]
+pub struct ReplaceableConnections(Arc<Mutex<Connections>>);
+
+impl ReplaceableConnections {
+    /// Replaces URL, certificates and credentials. Requests that have begun, such as watches, go on with the
+    /// former ones.
+    ///
+    /// # Errors
+    /// As [`client`]. The client then continues with what it has.
+    pub fn replace(&self, config: Config) -> Result<(), kube::Error> {
+        *self.0.lock() = connections(config)?;
+        Ok(())
+    }
+}
+
 /// A kube client (HTTP/1.1: ADR 0017) over connections with TCP_NODELAY. kube's own connections use Nagle's
 /// algorithm, so that a request after a handshake waits 40 ms for a delayed acknowledgement.
 ///
@@ -36,9 +58,30 @@ const TCP_USER_TIMEOUT: Duration = Duration::from_secs(45);
 /// [`kube::Error`] if the certificates, credentials or impersonation headers of the configuration are
 /// invalid, or if it has a proxy, which this build does not support.
 pub fn client(config: Config) -> Result<Client, kube::Error> {
+    Ok(replaceable_client(config)?.0)
+}
+
+/// As [`client`], with connections that can be replaced.
+///
+/// # Errors
+/// As [`client`].
+pub fn replaceable_client(config: Config) -> Result<(Client, ReplaceableConnections), kube::Error> {
+    let namespace = config.default_namespace.clone();
+    let current = ReplaceableConnections(Arc::new(Mutex::new(connections(config)?)));
+    let service = {
+        let current = current.clone();
+        service_fn(move |request| {
+            let connections = current.0.lock().clone();
+            connections.oneshot(request)
+        })
+    };
+    Ok((ClientBuilder::new(service, namespace).build(), current))
+}
+
+fn connections(config: Config) -> Result<Connections, kube::Error> {
+    // This build does not support proxies: kube returns the error.
     if config.proxy_url.is_some() {
-        // Proxies are not supported by this build; kube returns the error.
-        return Client::try_from(config);
+        Client::try_from(config.clone())?;
     }
     let mut tcp = HttpConnector::new();
     tcp.enforce_http(false);
@@ -50,7 +93,7 @@ pub fn client(config: Config) -> Result<Client, kube::Error> {
     #[cfg(target_os = "linux")]
     tcp.set_tcp_user_timeout(Some(TCP_USER_TIMEOUT));
     let connector = config.rustls_https_connector_with_connector(tcp)?;
-    let connections = legacy::Client::builder(TokioExecutor::new())
+    let pool = legacy::Client::builder(TokioExecutor::new())
         .pool_timer(TokioTimer::new())
         .pool_idle_timeout(POOL_IDLE_TIMEOUT)
         .build(connector);
@@ -63,8 +106,8 @@ pub fn client(config: Config) -> Result<Client, kube::Error> {
         .option_layer(config.auth_layer()?)
         .layer(config.extra_headers_layer()?)
         .map_err(BoxError::from)
-        .service(connections);
-    Ok(ClientBuilder::new(service, config.default_namespace).build())
+        .service(pool);
+    Ok(BoxCloneService::new(service))
 }
 
 /// The message for a credential plugin that failed or whose output is not an ExecCredential. kube's message

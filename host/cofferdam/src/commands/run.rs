@@ -23,12 +23,15 @@ use crate::{
     error::CommandError,
     host_name::host_name,
     leader_election, logging, process_metrics,
-    reload::{self, ConfigSource, Reloader},
+    reload::{self, ConfigSource, ConnectionReloader, Reloader},
     rights::{self, RuleNamespaces},
-    roles::{csi_server, node},
+    roles::{
+        csi_server,
+        node::{self, NodeMetrics},
+    },
     sidecar::SidecarRun,
     signals::{ProcessOutcome, Signals},
-    storage_capacity,
+    storage_capacity::StorageCapacityCheck,
     supervisor::{self, Workload},
     telemetry,
 };
@@ -105,9 +108,16 @@ async fn run_roles(
     }
     start_log();
     // Server roles need no cluster.
+    let mut connection_reloader = None;
     let cluster = match roles.cluster.is_empty() {
         true => None,
-        false => Some(client::connect(configuration, client_environment).await?),
+        false => {
+            let reloader = ConnectionReloader::new(configuration.into(), client_environment);
+            let reloader = connection_reloader.insert(reloader);
+            let connection = client::connect(configuration, client_environment).await?;
+            reloader.add(connection.clone());
+            Some(connection)
+        }
     };
     let mut registry = Registry::default();
     process_metrics::register(&mut registry);
@@ -126,9 +136,12 @@ async fn run_roles(
     }
     let driver_names: Vec<_> =
         drivers.iter().map(|driver| driver.backend().description().name.clone()).collect();
+    let mut capacity_check = None;
     if let Some(cluster) = &cluster {
         if sidecar.is_some_and(|sidecar| sidecar.enables_capacity) {
-            storage_capacity::check(&cluster.client, &driver_names).await?;
+            let mut check = StorageCapacityCheck::new(cluster.client.clone(), driver_names.clone());
+            check.run().await?;
+            capacity_check = Some(check);
         }
         report_missing_rights(configuration, environment, cluster, &drivers).await;
     }
@@ -143,7 +156,11 @@ async fn run_roles(
     let campaigns = match &controllers {
         Some(controllers) if leader_election::is_enabled(configuration, environment) => {
             // A connection of its own: a busy process still renews its leases in time.
-            let client = client::connect(configuration, client_environment).await?.client;
+            let connection = client::connect(configuration, client_environment).await?;
+            let client = connection.client.clone();
+            if let Some(reloader) = &mut connection_reloader {
+                reloader.add(connection);
+            }
             let metrics = controllers.metrics();
             let only_owner = drivers::with_data_of_this_process(&drivers);
             leader_election::campaigns(
@@ -157,11 +174,20 @@ async fn run_roles(
         }
         Some(_) | None => Vec::new(),
     };
-    let node_roles = node::start_if_configured(configuration, &metrics).await?;
-    let reloader = Some(Reloader::new(loader, source, resolved, files, &drivers));
+    let node_metrics = NodeMetrics { served: metrics, calls: loader.call_metrics.clone() };
+    let node_roles = node::start_if_configured(configuration, &node_metrics).await?;
+    let reloader = Reloader::new(loader, source, resolved, files, &drivers);
+    let reloader = Some(reloader.with_connection(connection_reloader));
     let workload = Workload { controllers, campaigns, servers, node_roles, reloader };
     let running = supervisor::start(workload, registry, &telemetry::endpoints(configuration)).await?;
-    let end = running.run_until_signal(&mut signals, configuration.drain_timeout.get(), pending()).await;
+    let external_failure = async {
+        match capacity_check {
+            Some(check) => check.wait_for_failure().await,
+            None => pending().await,
+        }
+    };
+    let drain_timeout = configuration.drain_timeout.get();
+    let end = running.run_until_signal(&mut signals, drain_timeout, external_failure).await;
     end.map_err(|failure| match (failure, api) {
         (CommandError::Controllers(source @ ControllerManagerError::Start(_)), Some(api)) => {
             CommandError::ControllerStart { api, source }
