@@ -61,7 +61,8 @@ const SLOW_CONNECT_WARNING_DELAY: Duration = Duration::from_secs(1);
 pub(crate) struct DriverLoader {
     /// Runs components.
     pub(crate) engine: Engine,
-    call_metrics: BackendMetrics,
+    /// Metrics of the calls of all drivers.
+    pub(crate) call_metrics: BackendMetrics,
     connection_metrics: ConnectionMetrics,
     timeout: Duration,
     /// The longest deadline of a call: that of an operation may be longer than `timeout`.
@@ -105,11 +106,9 @@ impl DriverLoader {
     ) -> Result<Vec<LoadedDriver>, CommandError> {
         let mut drivers = Vec::with_capacity(configuration.backend.len());
         for (name, section) in &configuration.backend {
-            let kind = match csi_config(name, section, self.timeout)? {
-                Some(config) => {
-                    let config = CsiConfig { call_timeout: self.max_timeout, ..config };
-                    DriverKind::Csi(self.connect(name, config).await?)
-                }
+            let timeouts = CsiTimeouts { call: self.max_timeout, identity: self.timeout };
+            let kind = match csi_config(name, section, timeouts)? {
+                Some(config) => DriverKind::Csi(self.connect(name, config).await?),
                 None => DriverKind::Component(self.load(name, section).await?),
             };
             drivers.push(LoadedDriver { name: name.clone(), kind });
@@ -166,6 +165,15 @@ async fn run_with_slow_warning<T>(future: impl Future<Output = T>, on_slow: impl
     future.await
 }
 
+/// Timeouts of calls to a CSI driver.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct CsiTimeouts {
+    /// Longest timeout of a call. A role may have a shorter one.
+    pub(crate) call: Duration,
+    /// Timeout of each call that the connection itself makes.
+    pub(crate) identity: Duration,
+}
+
 /// Connection parameters of an existing CSI driver; `None` for components.
 ///
 /// # Errors
@@ -173,14 +181,14 @@ async fn run_with_slow_warning<T>(future: impl Future<Output = T>, on_slow: impl
 pub(crate) fn csi_config(
     name: &str,
     section: &BackendSection,
-    timeout: Duration,
+    timeouts: CsiTimeouts,
 ) -> Result<Option<CsiConfig>, CommandError> {
     let Some(socket) = &section.csi else { return Ok(None) };
     Ok(Some(CsiConfig {
         expected_driver: section.driver_name.clone(),
         secrets: read_secrets(name, section)?,
-        call_timeout: timeout,
-        identity_timeout: timeout,
+        call_timeout: timeouts.call,
+        identity_timeout: timeouts.identity,
         ..CsiConfig::new(socket.0.clone())
     }))
 }

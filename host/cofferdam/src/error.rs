@@ -47,8 +47,8 @@ pub(crate) enum CommandError {
     )]
     ElectedNode(String),
     #[error(
-        "{in_use}, and works with {}: the `state` or `pool` of a component has one owner; expected one \
-         replica, with strategy Recreate",
+        "{in_use}; the `state` or `pool` of the components of {} has one owner: expected one replica, with \
+         strategy Recreate",
         .drivers.iter().map(DriverName::as_str).collect::<Vec<_>>().join(", ")
     )]
     OnlyOwner {

@@ -100,8 +100,8 @@ async fn a_process_with_a_state_does_not_wait_for_one_that_works() {
     assert_eq!(other.wait_end().await.code(), Some(1));
     let log = fs::read_to_string(home.join("other.log")).unwrap();
     let error = format!(
-        "cofferdam: lease {NAMESPACE}/{LEASE}: {holder:?} renews it, and works with memory.cofferdam.dev: the \
-         `state` or `pool` of a component has one owner; expected one replica, with strategy Recreate"
+        "cofferdam: lease {NAMESPACE}/{LEASE}: {holder:?} renews it; the `state` or `pool` of the \
+         components of memory.cofferdam.dev has one owner: expected one replica, with strategy Recreate"
     );
     assert_eq!(log.lines().last(), Some(error.as_str()), "{log}");
 

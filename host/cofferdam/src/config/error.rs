@@ -101,7 +101,8 @@ fn problem_text(kind: Kind) -> String {
 /// The expectation without names of Rust types.
 fn expected_text(expected: &str) -> &str {
     match expected {
-        "u8" | "u16" | "u32" | "u64" | "usize" => "a whole number",
+        "u16" => "a whole number from 0 to 65535",
+        "u8" | "u32" | "u64" | "usize" => "a whole number",
         section if section.starts_with("struct ") => "a section",
         other => other,
     }

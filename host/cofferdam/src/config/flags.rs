@@ -16,18 +16,36 @@ pub(crate) struct CliValues {
     /// `--config`
     pub(crate) config_file: Option<PathBuf>,
     values: BTreeMap<&'static str, Vec<String>>,
+    /// The flags whose names differ from those of their settings, by setting.
+    flag_names: BTreeMap<&'static str, &'static str>,
 }
 
 impl CliValues {
     /// No values except the path of the configuration file.
     pub(crate) fn from_file(config_file: Option<PathBuf>) -> Self {
-        Self { config_file, values: BTreeMap::new() }
+        Self { config_file, ..Self::default() }
     }
 
     /// Adds values of a setting, one per occurrence of the flag.
     pub(crate) fn with(mut self, setting: &'static str, values: impl IntoIterator<Item = String>) -> Self {
         self.values.entry(setting).or_default().extend(values);
         self
+    }
+
+    /// As [`Self::with`], for values of a flag with another name. Errors name the flag.
+    pub(crate) fn with_flag(
+        mut self,
+        flag: &'static str,
+        setting: &'static str,
+        values: impl IntoIterator<Item = String>,
+    ) -> Self {
+        self.flag_names.insert(setting, flag);
+        self.with(setting, values)
+    }
+
+    /// Names of the flags, by setting. Other flags have the names of their settings.
+    pub(crate) const fn flag_names(&self) -> &BTreeMap<&'static str, &'static str> {
+        &self.flag_names
     }
 
     /// Values of a setting, one per occurrence of the flag.

@@ -35,8 +35,8 @@ const BACKEND_KEY: &str = "backend";
 /// Kind of a source.
 #[derive(Clone, Debug)]
 pub(crate) enum ConfigSourceKind {
-    /// The command line.
-    Flags,
+    /// The command line, with the names of flags that are not those of their settings, by setting.
+    Flags(BTreeMap<&'static str, &'static str>),
     /// Variables with the prefix `COFFERDAM_`.
     Environment,
     /// The file, with the line of each key.
@@ -78,7 +78,7 @@ impl ConfigSourceKind {
     /// Name in figment's metadata.
     pub(crate) const fn name(&self) -> &'static str {
         match self {
-            Self::Flags => "flags",
+            Self::Flags(_) => "flags",
             Self::Environment => "environment",
             Self::File(_) => "file",
             Self::RustLog => "RUST_LOG",
@@ -90,7 +90,7 @@ impl ConfigSourceKind {
     pub(crate) fn origin(&self, key: &str) -> ValueOrigin {
         let root = key.split_once('.').map_or(key, |(root, _)| root);
         match self {
-            Self::Flags => ValueOrigin::Flag(root.to_owned()),
+            Self::Flags(names) => ValueOrigin::Flag(names.get(root).map_or(root, |name| *name).to_owned()),
             Self::Environment => ValueOrigin::EnvVar(env_var_name(root)),
             Self::File(file) => ValueOrigin::File(file.path.clone(), file.line_of_key(key)),
             Self::RustLog => ValueOrigin::EnvVar("RUST_LOG".to_owned()),
@@ -239,7 +239,7 @@ pub(crate) fn from_flags(flags: &CliValues) -> Result<ConfigSource, ConfigError>
         };
         values.insert(setting.name.clone(), value);
     }
-    Ok(ConfigSource { kind: ConfigSourceKind::Flags, values })
+    Ok(ConfigSource { kind: ConfigSourceKind::Flags(flags.flag_names().clone()), values })
 }
 
 /// The values of environment variables. Unknown variables with the prefix are ignored: a Service named

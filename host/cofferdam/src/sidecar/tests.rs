@@ -3,7 +3,8 @@
 use std::{ffi::OsStr, fmt::Write as _};
 
 use super::{
-    flags::{FLAGS, FlagEffect},
+    flags::{FLAGS, FlagEffect, SidecarFlag},
+    value::ValueType,
     *,
 };
 use crate::config::{Configuration, FeatureGate, LogFormat, ResolvedConfig};
@@ -102,6 +103,78 @@ fn defaults_of_flags_are_defaults_of_settings() {
             let given = format!("{required}--{}={}", flag.name, flag.default);
             assert_eq!(table(&given), table(required), "{sidecar:?} --{}", flag.name);
         }
+    }
+}
+
+/// A value of a flag that differs from its default.
+fn other_value(flag: &SidecarFlag) -> &'static str {
+    match (flag.name, flag.value) {
+        ("http-endpoint" | "metrics-address", _) => ":7",
+        ("metrics-path", _) => "/m",
+        ("master", _) => "https://other",
+        ("csi-address", _) => "/other/csi.sock",
+        ("retry-interval-max", _) => "7m",
+        ("leader-election-lease-duration", _) => "17s",
+        ("node-deployment-max-delay", _) => "71s",
+        (_, ValueType::Bool) if flag.default == "true" => "false",
+        (_, ValueType::Bool) => "true",
+        (_, ValueType::Int | ValueType::Uint) => "7",
+        (_, ValueType::Duration) => "7s",
+        (_, ValueType::Labels) => "team:a",
+        _ => "other",
+    }
+}
+
+#[test]
+fn each_flag_changes_its_setting_only() {
+    for flag in FLAGS {
+        let FlagEffect::Sets(setting) = flag.effect else { continue };
+        for sidecar in flag.sidecars {
+            let required = match (sidecar, flag.name) {
+                (Sidecar::Registrar, name) if name != "kubelet-registration-path" => {
+                    "--kubelet-registration-path=/p/csi.sock "
+                }
+                _ => "",
+            };
+            let settings = |arguments: &str| {
+                let run = run_of(*sidecar, arguments);
+                let resolved =
+                    ResolvedConfig::for_sidecar(&run.values, &no_environment(), run.defaults).unwrap();
+                resolved.setting_values()
+            };
+            let base = if sidecar == &Sidecar::Registrar && required.is_empty() {
+                "--kubelet-registration-path=/p/csi.sock"
+            } else {
+                required
+            };
+            let before = settings(base);
+            let after = settings(&format!("{required}--{}={}", flag.name, other_value(flag)));
+            let changed: Vec<_> = after
+                .iter()
+                .filter(|(name, value)| before.get(*name) != Some(value))
+                .map(|(name, value)| (*name, value.as_str()))
+                .collect();
+            assert_eq!(changed, [(setting, other_value(flag))], "{sidecar:?} --{}", flag.name);
+        }
+    }
+}
+
+/// Errors of settings name the flag of the sidecar.
+#[test]
+fn errors_name_the_flag_of_the_command_line() {
+    for (sidecar, text, expected) in [
+        (Sidecar::Resizer, "--csiTimeout=0", "flag --csiTimeout: "),
+        (Sidecar::Registrar, "--kubelet-registration-path=/p/s --timeout=0", "flag --timeout: "),
+        (Sidecar::Registrar, "--kubelet-registration-path=/p/s --health-port=70000", "flag --health-port: "),
+        (
+            Sidecar::LivenessProbe,
+            "--health-port=70000",
+            "flag --health-port: found the number 70000, expected a whole number from 0 to 65535",
+        ),
+    ] {
+        let run = run_of(sidecar, text);
+        let error = ResolvedConfig::for_sidecar(&run.values, &no_environment(), run.defaults).unwrap_err();
+        assert!(error.to_string().starts_with(expected), "{text}: {error}");
     }
 }
 

@@ -57,7 +57,7 @@ pub(super) fn translate(
             // An empty text is the sidecar's default, which is that of the setting.
             && !(given.value.is_empty() && given.flag.default.is_empty())
         {
-            values = values.with(setting, [given.value.clone()]);
+            values = values.with_flag(given.flag.name, setting, [given.value.clone()]);
         }
     }
     let mut warnings = ignored_flags(&last);
@@ -79,7 +79,7 @@ pub(super) fn translate(
         return Err(SidecarError::LeaderElectionType(kind.to_owned()));
     }
     if let Some(port) = last.get("health-port").filter(|port| sidecar == Sidecar::Registrar && *port != "0") {
-        values = values.with("http-endpoint", [format!(":{port}")]);
+        values = values.with_flag("health-port", "http-endpoint", [format!(":{port}")]);
     }
     // external-resizer: a timeout on the command line replaces those of the two operations.
     if last.get("timeout").or(last.get("csiTimeout")).is_none() {

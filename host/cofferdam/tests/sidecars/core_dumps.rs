@@ -28,21 +28,24 @@ fn a_process_that_did_not_forbid_it_dumps_core() {
 
 #[tokio::test]
 async fn a_process_with_secrets_does_not_dump_core() {
-    for (program, first) in [("cofferdam", &["run", "--role=provisioner"][..]), ("csi-provisioner", &[])] {
-        let fixture = Fixture::start(Behavior::default()).await;
-        let mut command = Command::new("sh");
-        command.args(["-c", WITH_LARGEST_LIMIT]).arg(fixture.program(program)).args(first);
-        command.args(fixture.connection_flags());
-        if program == "cofferdam" {
-            command.arg("--secret-namespaces=*");
+    for (sidecar, role) in
+        [("csi-provisioner", "provisioner"), ("csi-attacher", "attacher"), ("csi-resizer", "resizer")]
+    {
+        let role = format!("--role={role}");
+        let run = ["run", &role, "--secret-namespaces=*"];
+        for (program, arguments) in [("cofferdam", &run[..]), (sidecar, &[])] {
+            let fixture = Fixture::start(Behavior::default()).await;
+            let mut command = Command::new("sh");
+            command.args(["-c", WITH_LARGEST_LIMIT]).arg(fixture.program(program)).args(arguments);
+            let mut process = fixture.spawn(command.args(fixture.connection_flags()));
+            let method = fixture.create_work(sidecar, "work").await;
+            let call = fixture.wait_for_calls(method, 1).await;
+            assert_eq!(call.password.as_deref(), Some(PASSWORD), "{program} {role}: it has the Secret");
+            let ended = core_dump(process.end_with("ABRT").await);
+            assert_eq!(ended, (Some(SIGABRT), false), "{program} {role}");
+            let files = std::fs::read_dir(fixture.path()).unwrap();
+            let names: Vec<_> = files.map(|file| file.unwrap().file_name().into_string().unwrap()).collect();
+            assert!(names.iter().all(|name| !name.starts_with("core")), "{program} {role}: {names:?}");
         }
-        let mut process = fixture.spawn(&mut command);
-        fixture.create_claim("claim").await;
-        let call = fixture.wait_for_calls("CreateVolume", 1).await;
-        assert_eq!(call.password.as_deref(), Some(PASSWORD), "{program}: the process has the Secret");
-        assert_eq!(core_dump(process.end_with("ABRT").await), (Some(SIGABRT), false), "{program}");
-        let files = std::fs::read_dir(fixture.path()).unwrap();
-        let names: Vec<_> = files.map(|file| file.unwrap().file_name().into_string().unwrap()).collect();
-        assert!(names.iter().all(|name| !name.starts_with("core")), "{program}: {names:?}");
     }
 }

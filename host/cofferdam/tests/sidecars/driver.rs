@@ -34,7 +34,8 @@ pub(crate) struct RecordedCall {
     pub(crate) mutable_parameters: BTreeMap<String, String>,
     pub(crate) password: Option<String>,
     pub(crate) fs_type: String,
-    pub(crate) has_topology: bool,
+    /// Number of requisite topologies.
+    pub(crate) topologies: usize,
     pub(crate) max_entries: i32,
 }
 
@@ -48,7 +49,7 @@ impl RecordedCall {
             mutable_parameters: BTreeMap::new(),
             password: None,
             fs_type: String::new(),
-            has_topology: false,
+            topologies: 0,
             max_entries: 0,
         }
     }
@@ -236,7 +237,7 @@ impl Controller for RecordingDriver {
             mutable_parameters: message.mutable_parameters.clone(),
             password: message.secrets.get("password").cloned(),
             fs_type: fs_type(message.volume_capabilities.first()),
-            has_topology: message.accessibility_requirements.is_some(),
+            topologies: message.accessibility_requirements.as_ref().map_or(0, |all| all.requisite.len()),
             ..RecordedCall::new("CreateVolume")
         };
         let behavior = self.record(&request, call);
@@ -258,8 +259,12 @@ impl Controller for RecordingDriver {
         &self,
         request: Request<v1::ControllerPublishVolumeRequest>,
     ) -> Answer<v1::ControllerPublishVolumeResponse> {
-        let fs_type = fs_type(request.get_ref().volume_capability.as_ref());
-        let call = RecordedCall { fs_type, ..RecordedCall::new("ControllerPublishVolume") };
+        let message = request.get_ref();
+        let call = RecordedCall {
+            fs_type: fs_type(message.volume_capability.as_ref()),
+            password: message.secrets.get("password").cloned(),
+            ..RecordedCall::new("ControllerPublishVolume")
+        };
         if self.record(&request, call).fails_publications {
             return Err(Status::resource_exhausted("no free port"));
         }
@@ -280,7 +285,8 @@ impl Controller for RecordingDriver {
         &self,
         request: Request<v1::ControllerExpandVolumeRequest>,
     ) -> Answer<v1::ControllerExpandVolumeResponse> {
-        let call = RecordedCall::new("ControllerExpandVolume");
+        let password = request.get_ref().secrets.get("password").cloned();
+        let call = RecordedCall { password, ..RecordedCall::new("ControllerExpandVolume") };
         let behavior = self.record(&request, call);
         if behavior.fails_expansions {
             return Err(Status::failed_precondition("the volume is in use"));

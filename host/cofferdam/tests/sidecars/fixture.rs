@@ -38,6 +38,11 @@ impl Process {
         std::fs::read_to_string(&self.log).unwrap()
     }
 
+    /// Id of the process.
+    pub(crate) fn id(&self) -> u32 {
+        self.child.id()
+    }
+
     /// Sends a signal, such as `ABRT`, and waits for the end of the process. The API server runs meanwhile.
     pub(crate) async fn end_with(&mut self, signal: &str) -> ExitStatus {
         let id = self.child.id().to_string();
@@ -98,12 +103,7 @@ impl Fixture {
     async fn create_cluster_objects(&self) {
         let storage = "/apis/storage.k8s.io/v1";
         self.create_namespace("storage").await;
-        let node = json!({"apiVersion": "v1", "kind": "Node",
-            "metadata": {"name": "node-1", "labels": {"example/zone": "a"}}});
-        self.create("/api/v1/nodes", node).await;
-        let csi_node = json!({"apiVersion": "storage.k8s.io/v1", "kind": "CSINode", "metadata": {"name": "node-1"},
-            "spec": {"drivers": [{"name": NAME, "nodeID": "n1", "topologyKeys": ["example/zone"]}]}});
-        self.create(&format!("{storage}/csinodes"), csi_node).await;
+        self.create_node("node-1", "a").await;
         let secret = json!({"apiVersion": "v1", "kind": "Secret", "metadata": {"name": "login"},
             "stringData": {"password": PASSWORD}});
         self.create("/api/v1/namespaces/storage/secrets", secret).await;
@@ -117,6 +117,16 @@ impl Fixture {
         let attributes = json!({"apiVersion": "storage.k8s.io/v1", "kind": "VolumeAttributesClass",
             "metadata": {"name": "fast"}, "driverName": NAME, "parameters": {"iops": "9"}});
         self.create(&format!("{storage}/volumeattributesclasses"), attributes).await;
+    }
+
+    /// Creates a Node in a zone, and its CSINode.
+    pub(crate) async fn create_node(&self, name: &str, zone: &str) {
+        let node = json!({"apiVersion": "v1", "kind": "Node",
+            "metadata": {"name": name, "labels": {"example/zone": zone}}});
+        self.create("/api/v1/nodes", node).await;
+        let csi_node = json!({"apiVersion": "storage.k8s.io/v1", "kind": "CSINode", "metadata": {"name": name},
+            "spec": {"drivers": [{"name": NAME, "nodeID": name, "topologyKeys": ["example/zone"]}]}});
+        self.create("/apis/storage.k8s.io/v1/csinodes", csi_node).await;
     }
 
     pub(crate) fn path(&self) -> &Path {
@@ -245,6 +255,25 @@ impl Fixture {
         self.patch(&status, json!({"status": {"phase": "Running"}})).await;
     }
 
+    /// Creates the work of a sidecar, with this name. Returns the method that it calls.
+    pub(crate) async fn create_work(&self, sidecar: &str, name: &str) -> &'static str {
+        match sidecar {
+            "csi-provisioner" => {
+                self.create_claim(name).await;
+                "CreateVolume"
+            }
+            "csi-attacher" => {
+                self.create_attachment(name).await;
+                "ControllerPublishVolume"
+            }
+            "csi-resizer" => {
+                self.create_claim_to_resize(name).await;
+                "ControllerExpandVolume"
+            }
+            other => panic!("{other} has no work in the cluster"),
+        }
+    }
+
     /// Creates a PersistentVolume and a VolumeAttachment of it, both with this name.
     pub(crate) async fn create_attachment(&self, name: &str) {
         self.create_volume(name, Value::Null).await;
@@ -254,12 +283,14 @@ impl Fixture {
         self.create("/apis/storage.k8s.io/v1/volumeattachments", attachment).await;
     }
 
-    /// Creates a PersistentVolume of the driver without a filesystem type.
+    /// Creates a PersistentVolume of the driver without a filesystem type, with the Secret of the class.
     pub(crate) async fn create_volume(&self, name: &str, claim: Value) {
         let volume = json!({"apiVersion": "v1", "kind": "PersistentVolume", "metadata": {"name": name},
             "spec": {"capacity": {"storage": "1Gi"}, "accessModes": ["ReadWriteOnce"], "claimRef": claim,
                 "storageClassName": "gold", "persistentVolumeReclaimPolicy": "Retain",
-                "csi": {"driver": NAME, "volumeHandle": name}}});
+                "csi": {"driver": NAME, "volumeHandle": name,
+                    "controllerPublishSecretRef": {"name": "login", "namespace": "storage"},
+                    "controllerExpandSecretRef": {"name": "login", "namespace": "storage"}}}});
         self.create("/api/v1/persistentvolumes", volume).await;
         let status = json!({"status": {"phase": "Bound"}});
         self.patch(&format!("/api/v1/persistentvolumes/{name}/status"), status).await;

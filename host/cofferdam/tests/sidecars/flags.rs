@@ -2,6 +2,7 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet},
+    process::Command,
     time::Duration,
 };
 
@@ -9,7 +10,7 @@ use serde_json::{Value, json};
 
 use crate::{
     driver::{Behavior, NAME, RecordedCall},
-    fixture::{Fixture, free_port, page, poll, until},
+    fixture::{Fixture, Process, free_port, page, poll, until},
 };
 
 const MINUTE: Duration = Duration::from_secs(60);
@@ -32,7 +33,7 @@ async fn flags_of_the_provisioner_change_create_calls() {
         ("--extra-create-metadata", |call| {
             call.parameters.get("csi.storage.k8s.io/pvc/name").is_some_and(|name| name == "claim")
         }),
-        ("--feature-gates=Topology=false", |call| !call.has_topology),
+        ("--feature-gates=Topology=false", |call| call.topologies == 0),
         ("--feature-gates=VolumeAttributesClass=false", |call| call.mutable_parameters.is_empty()),
     ];
     let first_create = async |flags: &[&str]| {
@@ -46,6 +47,95 @@ async fn flags_of_the_provisioner_change_create_calls() {
         let call = first_create(&[flag]).await;
         assert!(effect(&call), "{flag}: {call:?}");
         assert!(!effect(&default), "without {flag}: {default:?}");
+    }
+}
+
+/// The requisite topologies are those of the selected node with `--strict-topology`, and otherwise of all
+/// nodes.
+#[tokio::test]
+async fn topologies_are_those_of_the_flags() {
+    for (flags, expected) in [(&["--strict-topology"][..], 1), (&[], 2)] {
+        let fixture = Fixture::start(Behavior::default()).await;
+        fixture.create_node("node-2", "b").await;
+        let _process = fixture.start_sidecar("csi-provisioner", flags);
+        fixture.create_claim_for_node("claim", "node-1").await;
+        let call = fixture.wait_for_calls("CreateVolume", 1).await;
+        assert_eq!(call.topologies, expected, "{flags:?}: {call:?}");
+    }
+    for (flags, expected) in [(&["--immediate-topology=false"][..], 0), (&[], 2)] {
+        let fixture = Fixture::start(Behavior::default()).await;
+        fixture.create_node("node-2", "b").await;
+        let _process = fixture.start_sidecar("csi-provisioner", flags);
+        fixture.create_claim("claim").await;
+        let call = fixture.wait_for_calls("CreateVolume", 1).await;
+        assert_eq!(call.topologies, expected, "{flags:?}: {call:?}");
+    }
+}
+
+/// With a wrong address in the kubeconfig, only `--master` leads to the API server.
+#[tokio::test]
+async fn the_api_server_is_that_of_the_flag() {
+    for sidecar in ["csi-provisioner", "csi-resizer"] {
+        let fixture = Fixture::start(Behavior::default()).await;
+        let path = fixture.path().join("kubeconfig");
+        let kubeconfig = std::fs::read_to_string(&path).unwrap();
+        let url =
+            kubeconfig.split(['\'', '"', ' ', '\n', ',']).find(|word| word.starts_with("https://")).unwrap();
+        let master = format!("--master={url}");
+        let wrong = format!("https://127.0.0.1:{}", free_port());
+        std::fs::write(&path, kubeconfig.replace(url, &wrong)).unwrap();
+        let method = fixture.create_work(sidecar, "work").await;
+        let _process = fixture.start_sidecar(sidecar, &[&master]);
+        fixture.wait_for_calls(method, 1).await;
+    }
+}
+
+/// A claim without a selected node is provisioned on one of the nodes, unless the flag says otherwise.
+#[tokio::test]
+async fn immediate_claims_are_provisioned_as_the_flag_says() {
+    let environment = BTreeMap::from([("NODE_NAME".to_owned(), "node-1".to_owned())]);
+    let start = async |flags: &[&str]| {
+        let fixture = Fixture::start(Behavior::default()).await;
+        let mut arguments = fixture.connection_flags();
+        let delays = ["--node-deployment-base-delay=1ms", "--node-deployment-max-delay=2ms"];
+        let all = ["--node-deployment"].iter().chain(&delays).chain(flags);
+        arguments.extend(all.map(|flag| (*flag).to_owned()));
+        let process = fixture.spawn_with(&mut fixture.command("csi-provisioner", &arguments), &environment);
+        fixture.create_claim("immediate").await;
+        (fixture, process)
+    };
+    let (fixture, _process) = start(&[]).await;
+    fixture.wait_for_calls("CreateVolume", 1).await;
+
+    let (fixture, _process) = start(&["--node-deployment-immediate-binding=false"]).await;
+    fixture.create_claim_for_node("selected", "node-1").await;
+    fixture.wait_for_calls("CreateVolume", 1).await;
+    let volumes = |list: &Value| list["items"].as_array().is_some_and(|items| !items.is_empty());
+    let list = fixture.wait_for("/api/v1/persistentvolumes", volumes).await;
+    assert_eq!(list["items"][0]["spec"]["claimRef"]["name"], "selected", "{list}");
+    assert_eq!(fixture.driver.calls("CreateVolume").len(), 1);
+}
+
+/// Names of a process's threads that run its tasks.
+fn worker_threads(process: &Process) -> usize {
+    let tasks = std::fs::read_dir(format!("/proc/{}/task", process.id())).unwrap();
+    let names = tasks.filter_map(|task| std::fs::read_to_string(task.ok()?.path().join("comm")).ok());
+    names.filter(|name| name.trim_end() == "cofferdam").count()
+}
+
+/// A process on one processor has one worker with the flag, and two without it. Threads for blocking work,
+/// which have the same name, end after some seconds without work.
+#[tokio::test]
+async fn automaxprocs_limits_the_worker_threads() {
+    for (flags, expected) in [(&["--automaxprocs"][..], 1), (&[], 2)] {
+        let fixture = Fixture::start(Behavior::default()).await;
+        let mut command = Command::new("taskset");
+        command.args(["--cpu-list", "0"]).arg(fixture.program("csi-attacher"));
+        let process = fixture.spawn(command.args(fixture.connection_flags()).args(flags));
+        fixture.create_attachment("attachment").await;
+        fixture.wait_for_calls("ControllerPublishVolume", 1).await;
+        let what = format!("{expected} worker threads with {flags:?}");
+        until(&what, || (worker_threads(&process) == expected).then_some(())).await;
     }
 }
 
@@ -81,11 +171,7 @@ async fn worker_threads_limit_concurrent_calls() {
         let start = async |flags: &[&str]| {
             let fixture = Fixture::start(Behavior { held_method: method, ..Behavior::default() }).await;
             for name in ["a", "b", "c", "d"] {
-                match program {
-                    "csi-provisioner" => fixture.create_claim(name).await,
-                    "csi-attacher" => fixture.create_attachment(name).await,
-                    _ => fixture.create_claim_to_resize(name).await,
-                }
+                fixture.create_work(program, name).await;
             }
             let process = fixture.start_sidecar(program, flags);
             (fixture, process)
@@ -212,6 +298,27 @@ async fn probe_calls_have_the_timeout_of_the_flag() {
         let _process = fixture.start_node_sidecar("livenessprobe", &[flags, &[&health]].concat());
         let (code, body) = page(port, "/healthz").await;
         assert!(code == 500 && body.contains(expected), "{flags:?}: {code} {body}");
+    }
+}
+
+/// Dashboards select the calls by the driver's name, as for livenessprobe.
+#[tokio::test]
+async fn probe_calls_are_counted_by_code() {
+    for (hangs_in_probes, code) in [(false, "OK"), (true, "DeadlineExceeded")] {
+        let fixture = Fixture::start(Behavior { hangs_in_probes, ..Behavior::default() }).await;
+        let port = free_port();
+        let health = format!("--health-port={port}");
+        let metrics_port = free_port();
+        let metrics = format!("--metrics-address=127.0.0.1:{metrics_port}");
+        let flags = [health.as_str(), &metrics, "--probe-timeout=500ms"];
+        let _process = fixture.start_node_sidecar("livenessprobe", &flags);
+        page(port, "/healthz").await;
+        let (_, body) = page(metrics_port, "/metrics").await;
+        let count = format!(
+            "csi_sidecar_operations_seconds_count{{driver_name={NAME:?},\
+             method_name=\"/csi.v1.Identity/Probe\",grpc_status_code={code:?},migrated=\"false\"}} 1"
+        );
+        assert!(body.contains(&count), "{count}: {body}");
     }
 }
 

@@ -2,7 +2,7 @@
 
 use crate::{
     driver::Behavior,
-    fixture::{Fixture, PASSWORD, Process, TIER, until},
+    fixture::{Fixture, PASSWORD, Process, TIER, free_port, page, until},
 };
 
 /// Provisions a volume with the class's Secret; returns the log.
@@ -24,11 +24,42 @@ async fn log_of_provisioner(flags: &[&str]) -> String {
 
 #[tokio::test]
 async fn the_highest_verbosity_logs_neither_secrets_nor_requests() {
-    let log = log_of_provisioner(&["-v=9"]).await;
-    assert!(log.contains("DEBUG"), "the verbosity has an effect: {log}");
-    for text in [PASSWORD, TIER, "\"apiVersion\"", "provisioner-secret-name"] {
-        assert!(!log.contains(text), "{text}: {log}");
+    for sidecar in ["csi-provisioner", "csi-attacher", "csi-resizer"] {
+        let fixture = Fixture::start(Behavior::default()).await;
+        let mut process = fixture.start_sidecar(sidecar, &["-v=9"]);
+        let method = fixture.create_work(sidecar, "work").await;
+        let call = fixture.wait_for_calls(method, 1).await;
+        assert_eq!(call.password.as_deref(), Some(PASSWORD), "{sidecar}");
+        let log = assert_quiet(sidecar, &mut process).await;
+        assert!(log.contains("DEBUG"), "{sidecar}: the verbosity has no effect: {log}");
     }
+}
+
+#[tokio::test]
+async fn the_highest_verbosity_on_a_node_logs_no_requests() {
+    let plugins = tempfile::TempDir::new().unwrap();
+    let plugins = format!("--plugin-registration-path={}", plugins.path().display());
+    let registration = ["--kubelet-registration-path=/p/csi.sock", &plugins, "-v=9"];
+    let port = free_port();
+    let health = format!("--health-port={port}");
+    let fixture = Fixture::start(Behavior::default()).await;
+    let mut registrar = fixture.start_node_sidecar("csi-node-driver-registrar", &registration);
+    fixture.wait_for_calls("GetPluginInfo", 1).await;
+    assert_quiet("csi-node-driver-registrar", &mut registrar).await;
+    let mut liveness = fixture.start_node_sidecar("livenessprobe", &[&health, "-v=9"]);
+    assert_eq!(page(port, "/healthz").await.0, 200);
+    assert_quiet("livenessprobe", &mut liveness).await;
+}
+
+/// Ends a process with `-v=9`. Its log has no Secret or content of a request. Returns the log.
+async fn assert_quiet(program: &str, process: &mut Process) -> String {
+    let status = process.end_with("TERM").await;
+    let log = process.log();
+    assert_eq!(status.code(), Some(0), "{program}: {log}");
+    for text in [PASSWORD, TIER, "\"apiVersion\"", "secret-name", "volume_capability", "vendor_version"] {
+        assert!(!log.contains(text), "{program}: {text}: {log}");
+    }
+    log
 }
 
 #[tokio::test]

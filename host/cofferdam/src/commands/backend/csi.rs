@@ -12,7 +12,7 @@ use serde_json::json;
 use super::{component, error::BackendCommandError};
 use crate::{
     cli::backend::{ComponentFlags, InspectFormat},
-    drivers::{DriverLoader, csi_config},
+    drivers::{CsiTimeouts, DriverLoader, csi_config},
     error::CommandError,
     style::TerminalText,
     table::TextTable,
@@ -52,7 +52,7 @@ pub(crate) async fn connect(
     let (name, resolved) = component::load_configuration(flags, environment)?;
     let section = resolved.configuration.backend.get(&name).cloned().unwrap_or_default();
     let secrets = component::resolve_secrets(&flags.secrets, environment)?;
-    let config = csi_config(&name, &section, deadline)?
+    let config = csi_config(&name, &section, CsiTimeouts { call: deadline, identity: deadline })?
         .ok_or_else(|| BackendCommandError::Argument(format!("{} is not a socket", flags.file.display())))?;
     let config =
         CsiConfig { connect_timeout: CONNECT_TIMEOUT, ready_timeout: Some(CONNECT_TIMEOUT), ..config };
