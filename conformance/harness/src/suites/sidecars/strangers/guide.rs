@@ -51,10 +51,7 @@ fn grant_command(role: &str, secret_namespaces: &[String], account: &str) -> Res
         .map(str::trim)
         .find(|line| line.starts_with("cofferdam render rbac ") && line.contains("kubectl"))
         .context("docs/csi-drivers.md: no command with render rbac and kubectl")?;
-    let mut roles = format!("--role {role}");
-    if !secret_namespaces.is_empty() {
-        roles = format!("{roles} --secret-namespaces {}", secret_namespaces.join(","));
-    }
+    let roles = format!("--role {role} --secret-namespaces={}", secret_namespaces.join(","));
     let namespace = format!("--namespace {}", namespaces::COFFERDAM);
     substitute_names(command, &[(GUIDE_ROLE, &roles), (GUIDE_NAMESPACE, &namespace), (ACCOUNT, account)])
 }
@@ -249,7 +246,7 @@ mod tests {
     fn the_guide_has_the_commands() {
         assert_eq!(
             grant_command("attacher", &["a".to_owned(), "b".to_owned()], "other").unwrap(),
-            "cofferdam render rbac --role attacher --secret-namespaces a,b --namespace cofferdam-system \
+            "cofferdam render rbac --role attacher --secret-namespaces=a,b --namespace cofferdam-system \
              --service-account other | kubectl auth reconcile -f -"
         );
         for (command, resource) in list_commands().unwrap().iter().zip([

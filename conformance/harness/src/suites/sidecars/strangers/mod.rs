@@ -46,6 +46,8 @@ use super::{
     users::{TIMEOUT, Users, VolumeUse},
 };
 
+/// Variable of the environment with the directory of a driver's programs: `${programs}` of a description.
+const PROGRAMS: &str = "STRANGER_PROGRAMS";
 /// The description if the environment names none.
 const GO_DRIVER: &str = "../strangers/go-driver.json";
 const NODE: &str = "node-1";
@@ -265,6 +267,9 @@ impl RunningDriver {
             ("scratch", run.scratch().display().to_string()),
             ("peers", run.peers().directory().display().to_string()),
         ]);
+        if let Some(directory) = env::var_os(PROGRAMS) {
+            variables.insert("programs", PathBuf::from(directory).display().to_string());
+        }
         let mut processes = Vec::new();
         for service in &description.services {
             let command = CommandDescription {

@@ -100,7 +100,11 @@ impl<'a> SidecarSlots<'a> {
             ensure!(methods.is_empty(), "{} without rights has called {methods:?}", slot.name);
         }
         guide::grant(self.run, plane, slot.role, &self.description.secret_namespaces, &name).await?;
-        let granted = guide::granted_rights(plane, &name).await?;
+        let mut granted = guide::granted_rights(plane, &name).await?;
+        if !self.has_leader_election(slot)? {
+            // The command grants the rights to Leases for both cases of step 4.
+            granted.retain(|right| right.split(' ').nth(1) != Some("leases"));
+        }
         let unnamed: Vec<_> = granted.difference(&missing).collect();
         let unneeded: Vec<_> = missing.difference(&granted).collect();
         ensure!(
@@ -146,11 +150,17 @@ impl<'a> SidecarSlots<'a> {
     /// The arguments of the description, and those of a process outside of a pod.
     fn arguments(&self, slot: Slot) -> Result<Vec<String>> {
         let mut arguments = self.description.sidecars.get(slot.name).context("no such sidecar")?.clone();
-        if arguments.iter().any(|argument| argument.trim_start_matches('-').starts_with("leader-election")) {
+        if self.has_leader_election(slot)? {
             // In a pod, it is the pod's namespace.
             arguments.push(format!("--leader-election-namespace={}", namespaces::COFFERDAM));
         }
         Ok(arguments)
+    }
+
+    fn has_leader_election(&self, slot: Slot) -> Result<bool> {
+        let arguments = self.description.sidecars.get(slot.name).context("no such sidecar")?;
+        let is_flag = |argument: &String| argument.trim_start_matches('-').starts_with("leader-election");
+        Ok(arguments.iter().any(is_flag))
     }
 
     /// Cofferdam under the name of a sidecar.
