@@ -18,6 +18,7 @@ use kube::{
     api::{ListParams, LogParams},
 };
 use serde_json::json;
+use tokio::sync::watch;
 
 use crate::{
     claims::{ClaimExpansion, Claims, ContinuousClaimLoad},
@@ -59,6 +60,10 @@ pub(super) struct Users {
     finished: Cell<usize>,
     /// Handles of all volumes so far.
     handles: RefCell<BTreeSet<String>>,
+    /// No user creates a claim while this is `true`.
+    is_paused: watch::Sender<bool>,
+    /// Number of users whose claim is not Bound yet.
+    unbound: Cell<usize>,
 }
 
 impl Users {
@@ -79,6 +84,8 @@ impl Users {
             volume_use,
             finished: Cell::new(0),
             handles: RefCell::default(),
+            is_paused: watch::Sender::new(false),
+            unbound: Cell::new(0),
         }
     }
 
@@ -108,6 +115,8 @@ impl Users {
 
     async fn run_one(&self, number: usize) -> Result<()> {
         let (claim, name) = (format!("claim-{number}"), format!("user-{number}"));
+        self.is_paused.subscribe().wait_for(|is_paused| !is_paused).await?;
+        self.unbound.set(self.unbound.get() + 1);
         self.claims.create(number..number + 1).await?;
         if self.volume_use.is_delayed && !self.volume_use.is_mounted {
             let selected = json!({ "volume.kubernetes.io/selected-node": self.node });
@@ -119,6 +128,7 @@ impl Users {
             self.run_pod(&name, &claim, number).await?;
         }
         let volume = self.wait_bound(&claim).await?;
+        self.unbound.set(self.unbound.get() - 1);
         let is_attached = self.volume_use.is_attached && !is_mounted;
         if is_attached {
             self.attach(&name, &volume).await?;
@@ -244,6 +254,22 @@ impl Users {
             Ok(())
         })
         .await
+    }
+
+    /// Stops creating claims, and waits until all claims are Bound.
+    pub(super) async fn pause_claims(&self) -> Result<()> {
+        self.is_paused.send_replace(true);
+        until("all claims are Bound", TIMEOUT, async || {
+            let unbound = self.unbound.get();
+            ensure!(unbound == 0, "{unbound} are not");
+            Ok(())
+        })
+        .await
+    }
+
+    /// Creates claims again.
+    pub(super) fn resume_claims(&self) {
+        self.is_paused.send_replace(false);
     }
 
     /// Waits until there is work for a sidecar.

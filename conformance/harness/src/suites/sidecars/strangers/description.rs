@@ -40,6 +40,8 @@ pub(super) struct DriverDescription {
     /// Command that prints a line for each volume at the storage system. Without it ListVolumes is called, if
     /// the driver has it.
     pub(super) list: Option<Vec<String>>,
+    /// File to which the driver appends a JSON object per call with the key `method`.
+    pub(super) call_log: Option<String>,
 }
 
 /// A key of a Secret. Its value has at least 24 letters and digits, and is nowhere else in the manifests.
@@ -167,9 +169,14 @@ mod tests {
     }
 
     #[test]
-    fn the_description_of_the_go_driver_is_valid() {
-        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../strangers/go-driver.json");
-        let description = DriverDescription::read(&path).unwrap();
-        assert!(description.manifests.iter().all(|manifest| manifest.is_file()), "{description:?}");
+    fn every_description_is_valid() {
+        let directory = Path::new(env!("CARGO_MANIFEST_DIR")).join("../strangers");
+        let paths = fs::read_dir(directory).unwrap().map(|entry| entry.unwrap().path());
+        let descriptions: Vec<_> = paths.filter(|path| path.extension() == Some("json".as_ref())).collect();
+        assert!(!descriptions.is_empty());
+        for path in descriptions {
+            let description = DriverDescription::read(&path).unwrap();
+            assert!(description.manifests.iter().all(|manifest| manifest.is_file()), "{description:?}");
+        }
     }
 }

@@ -3,8 +3,10 @@
 //! replaced by the Go program and back. The environment variable `STRANGER` is the path of the driver's
 //! [description](description::DriverDescription); without it the Go driver of `conformance/driver` runs.
 
+mod call_log;
 mod description;
 mod guide;
+mod in_tree;
 mod slots;
 
 use std::{
@@ -32,6 +34,7 @@ use crate::{
     run::SuiteRun,
     wait::until,
 };
+use call_log::CallLog;
 use description::{
     CommandDescription, DriverDescription, NodeService, SecretKey, SimulatedNode, Variables, substitute,
 };
@@ -39,14 +42,18 @@ use slots::SidecarSlots;
 
 use super::{
     simulated_node,
-    slot::{ATTACHER, RESIZER, Slot},
+    slot::{ATTACHER, PROVISIONER, RESIZER, Slot},
     users::{TIMEOUT, Users, VolumeUse},
 };
 
+/// Variable of the environment with the directory of a driver's programs: `${programs}` of a description.
+const PROGRAMS: &str = "STRANGER_PROGRAMS";
 /// The description if the environment names none.
 const GO_DRIVER: &str = "../strangers/go-driver.json";
 const NODE: &str = "node-1";
 const NAMESPACE: &str = "strangers";
+/// Namespace of the claim that waits before the sidecars have rights.
+const EARLY_NAMESPACE: &str = "strangers-early";
 /// Minimum number of claims.
 const CLAIMS: usize = 24;
 /// Concurrent users of claims.
@@ -79,6 +86,7 @@ pub(in crate::suites) async fn run(run: &SuiteRun) -> Result<()> {
     for manifest in &description.manifests {
         kubectl.run(&["apply", "--filename", &manifest.display().to_string()]).await?;
     }
+    in_tree::check_lists(run, &plane, &description).await?;
     let mut driver = RunningDriver::start(run, &description, node.as_ref()).await?;
     if let Some(simulated) = &description.simulated_node {
         let SimulatedNode { id, topology } = simulated;
@@ -90,7 +98,17 @@ pub(in crate::suites) async fn run(run: &SuiteRun) -> Result<()> {
         })
         .await?;
     }
-    let slots = SidecarSlots::start(run, &mut plane, &description, &driver.socket).await?;
+    // Work for a process without rights.
+    let early_claims = Claims::with_class(plane.client(), EARLY_NAMESPACE, &description.class).await?;
+    early_claims.create(0..1).await?;
+    let calls = driver.calls.as_ref();
+    let slots = SidecarSlots::start(run, &mut plane, &description, &driver.socket, calls).await?;
+    let class: StorageClass = Api::all(plane.client().clone()).get(&description.class).await?;
+    if !is_delayed(&class) {
+        early_claims.wait_bound(1, TIMEOUT).await?;
+    }
+    early_claims.delete(0..1).await?;
+    early_claims.wait_remaining(0, TIMEOUT).await?;
     if let Some(arguments) = description.sidecars.get("livenessprobe") {
         driver.processes.push(slots::start_liveness(run, arguments, &driver.socket).await?);
     }
@@ -123,14 +141,23 @@ async fn run_users(
         is_attached: description.sidecars.contains_key(ATTACHER.name),
         is_expanded: description.sidecars.contains_key(RESIZER.name)
             && class.allow_volume_expansion == Some(true),
-        is_delayed: class.volume_binding_mode.as_deref() == Some("WaitForFirstConsumer"),
+        is_delayed: is_delayed(&class),
     };
     let claims = Claims::with_class(client, NAMESPACE, &description.class).await?;
     let users = Users::new(client, NAMESPACE, NODE, &description.driver, claims, volume_use);
     let started = Instant::now();
     let load = ContinuousClaimLoad::new(CLAIMS, CONCURRENT_USERS);
     let swaps = async {
-        swap_sidecars(run, &users, &mut slots, driver, volume_use).await?;
+        until("the driver lists a volume", TIMEOUT, async || {
+            // Shows that an empty list at the end means something.
+            let volumes = driver.list_volumes(run).await?;
+            ensure!(volumes.is_none_or(|volumes| !volumes.is_empty()), "it lists none");
+            Ok(())
+        })
+        .await?;
+        guide::wait_claims_shown(run, plane, &description.driver).await?;
+        in_tree::ensure_lists(run, plane, description, &[]).await?;
+        swap_sidecars(run, plane, &users, &mut slots, description, volume_use).await?;
         load.finish();
         Ok(())
     };
@@ -160,7 +187,13 @@ async fn run_users(
     }
     let tested: Vec<_> = slots.slots().into_iter().filter(|slot| is_used(*slot, volume_use)).collect();
     slots.stop().await?;
+    let methods = driver.calls.as_ref().map(CallLog::methods).transpose()?;
     for slot in tested.into_iter().filter(|slot| driver.has_capability(slot.capability)) {
+        if let Some(methods) = &methods {
+            // Shows that the absence of these calls by a process without rights means something.
+            let unrecorded = slot.methods.iter().find(|method| !methods.iter().any(|other| other == *method));
+            ensure!(unrecorded.is_none(), "the call log of the driver has no call of {unrecorded:?}");
+        }
         for implementation in [Implementation::Cofferdam, Implementation::Upstream] {
             for method in slot.methods {
                 let calls = call_count(run, slot.name, implementation, method)?;
@@ -172,6 +205,10 @@ async fn run_users(
     Ok(())
 }
 
+fn is_delayed(class: &StorageClass) -> bool {
+    class.volume_binding_mode.as_deref() == Some("WaitForFirstConsumer")
+}
+
 fn is_used(slot: Slot, volume_use: VolumeUse) -> bool {
     slot != RESIZER || volume_use.is_expanded
 }
@@ -179,22 +216,26 @@ fn is_used(slot: Slot, volume_use: VolumeUse) -> bool {
 /// Replaces each sidecar that has work by the Go program, and later back. Each replacement has pending work.
 async fn swap_sidecars(
     run: &SuiteRun,
+    plane: &ControlPlane,
     users: &Users,
     slots: &mut SidecarSlots<'_>,
-    driver: &RunningDriver,
+    description: &DriverDescription,
     volume_use: VolumeUse,
 ) -> Result<()> {
-    // Shows that an empty list at the end means something.
-    until("the driver lists a volume", TIMEOUT, async || {
-        let volumes = driver.list_volumes(run).await?;
-        ensure!(volumes.is_none_or(|volumes| !volumes.is_empty()), "it lists none");
-        Ok(())
-    })
-    .await?;
     for next in [Implementation::Upstream, Implementation::Cofferdam] {
         for slot in slots.slots().into_iter().filter(|slot| is_used(*slot, volume_use)) {
             users.wait_more_finished(CLAIMS_PER_SWAP).await?;
+            // The steps of the guide's roll back.
+            let is_rollback = slot == PROVISIONER && next == Implementation::Upstream;
+            if is_rollback {
+                users.pause_claims().await?;
+                guide::wait_journal_empty(run, plane, &description.driver).await?;
+            }
             slots.end_current(slot, next.other()).await?;
+            if is_rollback {
+                journal::ensure_intents(plane.client(), 0).await?;
+                users.resume_claims();
+            }
             users.wait_pending(slot).await?;
             slots.replace(slot, next).await?;
         }
@@ -211,6 +252,8 @@ struct RunningDriver {
     /// Capabilities of the controller service.
     capabilities: Vec<String>,
     list: Option<Vec<String>>,
+    /// The calls of all programs of the driver, if it records them.
+    calls: Option<CallLog>,
 }
 
 impl RunningDriver {
@@ -224,6 +267,9 @@ impl RunningDriver {
             ("scratch", run.scratch().display().to_string()),
             ("peers", run.peers().directory().display().to_string()),
         ]);
+        if let Some(directory) = env::var_os(PROGRAMS) {
+            variables.insert("programs", PathBuf::from(directory).display().to_string());
+        }
         let mut processes = Vec::new();
         for service in &description.services {
             let command = CommandDescription {
@@ -272,7 +318,9 @@ impl RunningDriver {
             .as_ref()
             .map(|command| command.iter().map(|text| substitute(text, &variables)).collect::<Result<_>>())
             .transpose()?;
-        Ok(Self { processes, socket, capabilities, list })
+        let call_log = description.call_log.as_ref().map(|path| substitute(path, &variables)).transpose()?;
+        let calls = call_log.map(|path| CallLog::new(path.into()));
+        Ok(Self { processes, socket, capabilities, list, calls })
     }
 
     fn has_capability(&self, name: &str) -> bool {

@@ -18,12 +18,20 @@ use crate::{
     sidecar,
 };
 
-use super::{description::DriverDescription, guide};
+use super::{call_log::CallLog, description::DriverDescription, guide};
 use crate::suites::sidecars::slot::{SLOTS, Slot};
 
 const READY_TIMEOUT: Duration = Duration::from_secs(120);
-/// Name of the process whose account has no rights.
-const WITHOUT_RIGHTS: &str = "cofferdam-without-rights";
+/// Methods that sidecars and kubelet call at their start.
+const STARTUP_METHODS: [&str; 7] = [
+    "Probe",
+    "GetPluginInfo",
+    "GetPluginCapabilities",
+    "ControllerGetCapabilities",
+    "GroupControllerGetCapabilities",
+    "NodeGetCapabilities",
+    "NodeGetInfo",
+];
 
 /// Name of the process of an implementation, and of its log.
 pub(super) fn process_name(name: &str, implementation: Implementation) -> String {
@@ -46,40 +54,65 @@ pub(super) struct SidecarSlots<'a> {
 
 impl<'a> SidecarSlots<'a> {
     /// Starts Cofferdam under the name of each sidecar of the description. All use one service account, as
-    /// the containers of a pod do, with the rights that the guide grants. Before that, the first process runs
-    /// without rights, and has to name those that its role gets.
+    /// the containers of a pod do, with the rights that the guide grants. Before that, each process runs
+    /// [without rights](Self::run_without_rights).
     pub(super) async fn start(
         run: &'a SuiteRun,
         plane: &mut ControlPlane,
         description: &'a DriverDescription,
         socket: &Path,
+        calls: Option<&CallLog>,
     ) -> Result<Self> {
         let account = Account::without_rights(run, plane, guide::ACCOUNT).await?;
         let kubeconfig = plane.kubeconfig(ApiUser::Admin)?;
         let processes = Vec::new();
         let mut all = Self { run, description, account, kubeconfig, socket: socket.to_owned(), processes };
-        let first = all.slots().first().copied().context("no sidecar")?;
-        let spec = all.cofferdam(first)?.name(WITHOUT_RIGHTS);
-        let missing = guide::missing_rights(run, spec).await?;
-        // Requests of this process were rejected, as expected.
-        plane.take_forbidden()?;
         for slot in all.slots() {
-            guide::grant(run, plane, slot.role, &description.secret_namespaces).await?;
-            if slot == first {
-                let granted = guide::granted_rights(plane).await?;
-                let unnamed: Vec<_> = granted.difference(&missing).collect();
-                let unneeded: Vec<_> = missing.difference(&granted).collect();
-                ensure!(
-                    unnamed.is_empty() && unneeded.is_empty(),
-                    "the process did not name {unnamed:?}, and named {unneeded:?}, which are not granted"
-                );
-                run.add_note(&format!("{}: named {} missing rights", slot.name, missing.len()))?;
-            }
+            all.run_without_rights(plane, slot, calls).await?;
+        }
+        for slot in all.slots() {
+            guide::grant(run, plane, slot.role, &description.secret_namespaces, guide::ACCOUNT).await?;
         }
         for slot in all.slots() {
             all.replace(slot, Implementation::Cofferdam).await?;
         }
         Ok(all)
+    }
+
+    /// Runs a sidecar with an account of its own that has no rights. The process has to name those that the
+    /// guide then grants, and to end before it calls a method of its role.
+    async fn run_without_rights(
+        &self,
+        plane: &mut ControlPlane,
+        slot: Slot,
+        calls: Option<&CallLog>,
+    ) -> Result<()> {
+        let name = format!("{}-{}", guide::ACCOUNT, slot.role);
+        let account = Account::without_rights(self.run, plane, &name).await?;
+        let earlier = calls.map(CallLog::methods).transpose()?.map_or(0, |methods| methods.len());
+        let spec = self.cofferdam(slot, &account)?.name(&format!("{}-without-rights", slot.name));
+        let missing = guide::missing_rights(self.run, spec).await?;
+        // Requests of this process were rejected, as expected.
+        plane.take_forbidden()?;
+        if let Some(calls) = calls {
+            let mut methods = calls.methods()?.split_off(earlier);
+            methods.retain(|method| !STARTUP_METHODS.contains(&method.as_str()));
+            ensure!(methods.is_empty(), "{} without rights has called {methods:?}", slot.name);
+        }
+        guide::grant(self.run, plane, slot.role, &self.description.secret_namespaces, &name).await?;
+        let mut granted = guide::granted_rights(plane, &name).await?;
+        if !self.has_leader_election(slot)? {
+            // The command grants the rights to Leases for both cases of step 4.
+            granted.retain(|right| right.split(' ').nth(1) != Some("leases"));
+        }
+        let unnamed: Vec<_> = granted.difference(&missing).collect();
+        let unneeded: Vec<_> = missing.difference(&granted).collect();
+        ensure!(
+            unnamed.is_empty() && unneeded.is_empty(),
+            "{} did not name {unnamed:?}, and named {unneeded:?}, which are not granted",
+            slot.name
+        );
+        self.run.add_note(&format!("{}: named {} missing rights", slot.name, missing.len()))
     }
 
     /// The sidecars of the description that both implementations have.
@@ -106,7 +139,9 @@ impl<'a> SidecarSlots<'a> {
                 let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
                 sidecar::start(self.run, slot.name, &self.kubeconfig, &self.socket, &arguments).await?
             }
-            Implementation::Cofferdam => start_and_wait(self.run, self.cofferdam(slot)?, "/readyz").await?,
+            Implementation::Cofferdam => {
+                start_and_wait(self.run, self.cofferdam(slot, &self.account)?, "/readyz").await?
+            }
         };
         self.processes.push((slot, process));
         Ok(())
@@ -115,17 +150,23 @@ impl<'a> SidecarSlots<'a> {
     /// The arguments of the description, and those of a process outside of a pod.
     fn arguments(&self, slot: Slot) -> Result<Vec<String>> {
         let mut arguments = self.description.sidecars.get(slot.name).context("no such sidecar")?.clone();
-        if arguments.iter().any(|argument| argument.trim_start_matches('-').starts_with("leader-election")) {
+        if self.has_leader_election(slot)? {
             // In a pod, it is the pod's namespace.
             arguments.push(format!("--leader-election-namespace={}", namespaces::COFFERDAM));
         }
         Ok(arguments)
     }
 
+    fn has_leader_election(&self, slot: Slot) -> Result<bool> {
+        let arguments = self.description.sidecars.get(slot.name).context("no such sidecar")?;
+        let is_flag = |argument: &String| argument.trim_start_matches('-').starts_with("leader-election");
+        Ok(arguments.iter().any(is_flag))
+    }
+
     /// Cofferdam under the name of a sidecar.
-    fn cofferdam(&self, slot: Slot) -> Result<CommandSpec> {
+    fn cofferdam(&self, slot: Slot, account: &Account) -> Result<CommandSpec> {
         Ok(sidecar::cofferdam_command(self.run, slot.name)?
-            .arg(format_args!("--kubeconfig={}", self.account.kubeconfig().display()))
+            .arg(format_args!("--kubeconfig={}", account.kubeconfig().display()))
             .arg(format_args!("--csi-address={}", self.socket.display()))
             .args(self.arguments(slot)?)
             // In a pod, it is the pod's namespace.
