@@ -328,7 +328,11 @@ pub(crate) fn controller_settings(configuration: &Configuration, namespace: Stri
             annotate_fs_resize: is_enabled(FeatureGate::AnnotateFsResize),
         },
         attach_detach: AttachDetachSettings {
-            force_detach_on_timeout: !configuration.disable_force_detach_on_timeout,
+            force_detach_after: defaults
+                .attach_detach
+                .force_detach_after
+                .filter(|_| !configuration.disable_force_detach_on_timeout),
+            request_may_apply: defaults.attach_detach.request_may_apply,
         },
     }
 }

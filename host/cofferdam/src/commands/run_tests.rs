@@ -165,8 +165,8 @@ fn every_setting_of_a_controller_has_the_configured_value() {
     assert_eq!((expand_timeout, modify_timeout), (seconds(20), seconds(21)));
     assert!(!handle_volume_inuse_error && extra_modify_metadata);
     assert!(!volume_attributes_class && !annotate_fs_resize);
-    let AttachDetachSettings { force_detach_on_timeout } = attach_detach;
-    assert!(!force_detach_on_timeout);
+    let AttachDetachSettings { force_detach_after, request_may_apply } = attach_detach;
+    assert_eq!((force_detach_after, request_may_apply), (None, Duration::from_secs(60)));
 }
 
 fn check_provisioner(settings: &ProvisionerSettings) {

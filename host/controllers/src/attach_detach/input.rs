@@ -1,7 +1,10 @@
 //! Builds the input of the rules from the cache and the in-memory state. This starts and removes the timers
 //! of the in-memory state, and records which keys an unresolved VolumeAttachment blocks.
 
-use std::collections::{BTreeSet, HashSet};
+use std::{
+    collections::{BTreeSet, HashSet},
+    time::Duration,
+};
 
 use cofferdam_cluster::{Cache, Lookup};
 use cofferdam_domain::{
@@ -29,7 +32,8 @@ pub(super) struct ReconcileState {
 pub(super) struct InputSources<'a> {
     pub(super) cache: &'a Cache,
     pub(super) state: &'a AttachState,
-    pub(super) force_on_timeout: bool,
+    /// As [`ReconcileInput::force_after`].
+    pub(super) force_after: Option<Duration>,
 }
 
 impl InputSources<'_> {
@@ -133,7 +137,7 @@ impl InputSources<'_> {
             desired,
             actual,
             refused_nodes: reconcile_state.refused_nodes.clone(),
-            force_on_timeout: self.force_on_timeout,
+            force_after: self.force_after,
         }
     }
 
@@ -182,7 +186,7 @@ impl InputSources<'_> {
             actual: vec![actual_attachment],
             unregistered: Vec::new(),
             refused_nodes: reconcile_state.refused_nodes.clone(),
-            force_on_timeout: self.force_on_timeout,
+            force_after: self.force_after,
         })
     }
 

@@ -87,7 +87,7 @@ impl Controller for AttachDetach {
         Arc::new(Self {
             volumes: Queue::new("attachdetach_volumes", backoff, &context.queue_metrics),
             nodes: Queue::new("attachdetach_nodes", backoff, &context.queue_metrics),
-            state: AttachState::default(),
+            state: AttachState::new(context.settings.request_may_apply),
             throttle: NodeStatusThrottle::default(),
             node_reads: SingleFlightReads::default(),
             backoff,
@@ -123,7 +123,7 @@ impl AttachDetach {
         InputSources {
             cache: &self.context.cache,
             state: &self.state,
-            force_on_timeout: self.context.settings.force_detach_on_timeout,
+            force_after: self.context.settings.force_detach_after,
         }
     }
 

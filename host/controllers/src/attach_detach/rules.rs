@@ -13,8 +13,8 @@ use cofferdam_domain::{
 
 use crate::events::EventSpec;
 
-/// Time after which a volume that no pod needs any more is detached by force from a NotReady or deleted node
-/// that reports it in use (upstream's `maxWaitForUnmountDuration`).
+/// Default time after which a volume that no pod needs any more is detached by force from a NotReady or
+/// deleted node that reports it in use (upstream's `maxWaitForUnmountDuration`).
 pub const MAX_WAIT_FOR_UNMOUNT: Duration = Duration::from_secs(360);
 /// Maximum duration of an attach, or of a detach that a pod waits for, before the pods get an event
 /// (upstream's timeout of the CSI attacher).
@@ -190,19 +190,20 @@ pub struct ReconcileInput {
     /// Nodes for which the API server has refused an effect in this reconcile. The other nodes continue, but
     /// an exclusive volume is not attached to another node instead.
     pub refused_nodes: BTreeSet<NodeName>,
-    /// Force detach after a timeout (`--disable-force-detach-on-timeout` is not set).
-    pub force_on_timeout: bool,
+    /// Time after which a volume is detached by force; `None` if it never is
+    /// (`--disable-force-detach-on-timeout`).
+    pub force_after: Option<Duration>,
 }
 
 /// The reason for detaching a volume that a node may still use.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum ForceDetachReason {
-    /// The node is NotReady, and no pod on it has needed the volume for [`MAX_WAIT_FOR_UNMOUNT`].
+    /// The node is NotReady, and no pod on it has needed the volume for the force-detach timeout.
     Timeout,
     /// The Node has the taint `node.kubernetes.io/out-of-service`, and no pod on it needs the volume. This is
     /// the reason even if the Node does not report the volume in use.
     OutOfService,
-    /// The Node does not exist, and no pod on it has needed the volume for [`MAX_WAIT_FOR_UNMOUNT`].
+    /// The Node does not exist, and no pod on it has needed the volume for the force-detach timeout.
     NodeGone,
 }
 
@@ -262,8 +263,8 @@ pub enum AttachDetachStep {
 /// 5. Taint `out-of-service`, and no pod needs the volume: force detach.
 /// 6. The volume is not in use: detach.
 /// 7. The node is ready, a pod needs the volume, or force detach is off: wait for the unmount.
-/// 8. Otherwise force detach after [`MAX_WAIT_FOR_UNMOUNT`].
-pub fn decide_detach(actual_attachment: &ActualAttachment, force_on_timeout: bool) -> DetachDecision {
+/// 8. Otherwise force detach after `force_after`, whose default is [`MAX_WAIT_FOR_UNMOUNT`].
+pub fn decide_detach(actual_attachment: &ActualAttachment, force_after: Option<Duration>) -> DetachDecision {
     if !actual_attachment.purpose.is_for_pod() || actual_attachment.deleting {
         return DetachDecision::Keep;
     }
@@ -281,24 +282,26 @@ pub fn decide_detach(actual_attachment: &ActualAttachment, force_on_timeout: boo
         NodeState::Managed { ready, .. } => (ready, ForceDetachReason::Timeout),
         NodeState::Deleted => (false, ForceDetachReason::NodeGone),
     };
-    match actual_attachment.in_use {
-        false => DetachDecision::Detach(None),
-        // A volume of a deleted PersistentVolume that pods may use is never detached by force.
-        true if ready || actual_attachment.needed_by_pod || !force_on_timeout => DetachDecision::Wait(None),
-        true => match MAX_WAIT_FOR_UNMOUNT
-            .checked_sub(actual_attachment.unneeded_for)
-            .filter(|left| !left.is_zero())
-        {
-            Some(left) => DetachDecision::Wait(Some(left)),
-            None => DetachDecision::Detach(Some(force)),
-        },
+    if !actual_attachment.in_use {
+        return DetachDecision::Detach(None);
+    }
+    // A volume of a deleted PersistentVolume that pods may use is never detached by force.
+    let Some(force_after) = force_after.filter(|_| !ready && !actual_attachment.needed_by_pod) else {
+        return DetachDecision::Wait(None);
+    };
+    match force_after.checked_sub(actual_attachment.unneeded_for).filter(|left| !left.is_zero()) {
+        Some(left) => DetachDecision::Wait(Some(left)),
+        None => DetachDecision::Detach(Some(force)),
     }
 }
 
 /// Returns true if the volume belongs in the node's `volumesAttached`: the VolumeAttachment was created for
 /// pods, is attached and is not being deleted, and its detach is neither decided nor in progress.
-pub fn belongs_in_volumes_attached(actual_attachment: &ActualAttachment, force_on_timeout: bool) -> bool {
-    let is_kept = match decide_detach(actual_attachment, force_on_timeout) {
+pub fn belongs_in_volumes_attached(
+    actual_attachment: &ActualAttachment,
+    force_after: Option<Duration>,
+) -> bool {
+    let is_kept = match decide_detach(actual_attachment, force_after) {
         DetachDecision::Keep | DetachDecision::Wait(_) => true,
         DetachDecision::Detach(_) => false,
     };
@@ -376,7 +379,7 @@ impl ReconcileInput {
             .iter()
             .filter(|actual_attachment| !self.refused_nodes.contains(&actual_attachment.node))
         {
-            let detach = match decide_detach(actual_attachment, self.force_on_timeout) {
+            let detach = match decide_detach(actual_attachment, self.force_after) {
                 DetachDecision::Detach(force)
                     if !actual_attachment.in_volumes_attached
                         || actual_attachment.detach_state == Some(DetachState::Requested) =>
@@ -422,7 +425,7 @@ impl ReconcileInput {
     pub fn nodes_to_update(&self) -> impl Iterator<Item = &NodeName> {
         let needs_update = |actual_attachment: &&ActualAttachment| {
             actual_attachment.in_volumes_attached
-                != belongs_in_volumes_attached(actual_attachment, self.force_on_timeout)
+                != belongs_in_volumes_attached(actual_attachment, self.force_after)
         };
         self.actual
             .iter()
@@ -436,7 +439,7 @@ impl ReconcileInput {
     /// timer runs.
     pub fn recheck_after(&self) -> Option<Duration> {
         let forced = self.actual.iter().filter_map(|actual_attachment| {
-            match decide_detach(actual_attachment, self.force_on_timeout) {
+            match decide_detach(actual_attachment, self.force_after) {
                 DetachDecision::Wait(left) => left,
                 DetachDecision::Keep | DetachDecision::Detach(_) => None,
             }

@@ -43,8 +43,8 @@ pub(super) enum Key {
     Claim(ClaimKey),
 }
 
-/// A request without a response may still take effect for this long. kube-apiserver's default request timeout
-/// is 60 s.
+/// Default time for which a request without a response may still take effect: kube-apiserver's default request
+/// timeout.
 pub(super) const REQUEST_MAY_APPLY: Duration = Duration::from_secs(60);
 
 /// Time for which no volume of a driver is attached after the deletion of its CSIDriver with
@@ -134,13 +134,18 @@ fn elapsed_since_first(
 }
 
 /// In-memory state of the controller.
-#[derive(Default)]
 pub(super) struct AttachState {
     state: Mutex<State>,
     digest: RandomState,
+    request_may_apply: Duration,
 }
 
 impl AttachState {
+    /// Creates an empty state. A request without a response may still take effect for `request_may_apply`.
+    pub(super) fn new(request_may_apply: Duration) -> Self {
+        Self { state: Mutex::default(), digest: RandomState::new(), request_may_apply }
+    }
+
     /// Returns the time for which no pod has needed the volume of an attachment. Starts the timer with the
     /// first call, and removes it while a pod needs the volume. No timer is started if `is_there` returns
     /// false: the timer of a VolumeAttachment that does not exist would never be removed.
@@ -406,7 +411,7 @@ impl AttachState {
     pub(super) fn uncertain_attachment(&self, key: &Key) -> Option<(VolumeAttachmentName, Duration)> {
         let state = self.state.lock();
         let uncertain = state.uncertain.get(key)?;
-        Some((uncertain.name.clone(), REQUEST_MAY_APPLY.saturating_sub(uncertain.requested_at.elapsed())))
+        Some((uncertain.name.clone(), self.time_to_apply(uncertain)))
     }
 
     /// Returns the node of the key's uncertain creation, and the time for which the request may still take
@@ -414,7 +419,11 @@ impl AttachState {
     pub(super) fn uncertain_node(&self, key: &Key) -> Option<(NodeName, Duration)> {
         let state = self.state.lock();
         let uncertain = state.uncertain.get(key)?;
-        Some((uncertain.node.clone(), REQUEST_MAY_APPLY.saturating_sub(uncertain.requested_at.elapsed())))
+        Some((uncertain.node.clone(), self.time_to_apply(uncertain)))
+    }
+
+    fn time_to_apply(&self, uncertain: &UncertainAttach) -> Duration {
+        self.request_may_apply.saturating_sub(uncertain.requested_at.elapsed())
     }
 
     /// Ends the key's uncertain creation, if there is one: the result of the request is known.
@@ -489,7 +498,7 @@ mod tests {
 
     #[test]
     fn a_started_detach_keeps_its_volume_out_of_volumes_attached() {
-        let (state, (node, name, list)) = (AttachState::default(), node_and_attachment());
+        let (state, (node, name, list)) = (AttachState::new(REQUEST_MAY_APPLY), node_and_attachment());
         assert!(!state.start_detach(&node, &name, || (VERSION_1, true)), "the volume is in the node's list");
         assert!(state.start_detach(&node, &name, || (VERSION_1, false)));
         assert_eq!(state.detach_state(&name), Some(DetachState::Started));
@@ -501,7 +510,7 @@ mod tests {
 
     #[test]
     fn a_detach_does_not_start_while_an_update_may_list_the_volume() {
-        let (state, (node, name, list)) = (AttachState::default(), node_and_attachment());
+        let (state, (node, name, list)) = (AttachState::new(REQUEST_MAY_APPLY), node_and_attachment());
         state.prepare(&node, VERSION_1, list, |_| true);
         assert!(!state.start_detach(&node, &name, || (VERSION_1, false)), "an update is pending");
         // An update without the volume: the first update may still take effect.
@@ -518,7 +527,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn a_pending_update_is_superseded_once_the_node_is_newer() {
-        let (state, (node, name, list)) = (AttachState::default(), node_and_attachment());
+        let (state, (node, name, list)) = (AttachState::new(REQUEST_MAY_APPLY), node_and_attachment());
         assert_eq!(
             state.prepare(&node, VERSION_1, list, |_| true).unanswered_for,
             None,
@@ -536,7 +545,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn a_failure_is_emitted_once_and_repeated_while_it_persists() {
-        let state = AttachState::default();
+        let state = AttachState::new(REQUEST_MAY_APPLY);
         let key = Key::UnresolvedAttachment("a".into());
         let (p, q) = (Uid::from("p"), Uid::from("q"));
         assert_eq!(state.filter_new_failures(&key, &[(p.clone(), "x")]), [true]);
@@ -555,7 +564,7 @@ mod tests {
 
     #[test]
     fn a_volume_detached_meanwhile_is_not_listed() {
-        let (state, (node, name, list)) = (AttachState::default(), node_and_attachment());
+        let (state, (node, name, list)) = (AttachState::new(REQUEST_MAY_APPLY), node_and_attachment());
         // The detach completed after the names were collected.
         assert!(state.start_detach(&node, &name, || (VERSION_1, false)));
         state.request_detach(&name, &"d".into());
@@ -566,7 +575,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn a_removed_attachment_leaves_no_timers() {
-        let (state, name) = (AttachState::default(), VolumeAttachmentName::from("a"));
+        let (state, name) = (AttachState::new(REQUEST_MAY_APPLY), VolumeAttachmentName::from("a"));
         state.remove(&name);
         assert_eq!(state.track_unneeded(&name, false, || false), Duration::ZERO);
         assert_eq!(state.track_attach(&name, || false), Duration::ZERO);
@@ -577,7 +586,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn timers_run_until_the_state_changes() {
-        let state = AttachState::default();
+        let state = AttachState::new(REQUEST_MAY_APPLY);
         let name = VolumeAttachmentName::from("a");
         assert_eq!(state.track_unneeded(&name, false, || true), Duration::ZERO);
         tokio::time::advance(Duration::from_secs(5)).await;

@@ -19,7 +19,8 @@ pub enum UserAction {
     /// As [`ConfirmNoVolume`](Self::ConfirmNoVolume), with the handle of each intent's volume: the operator
     /// confirms that the volume may be forgotten.
     ConfirmCreatedVolume,
-    /// The storage array is repaired: see [`Scenario::failing_tiers`](crate::Scenario::failing_tiers).
+    /// The storage array is repaired: create calls fail in no tier
+    /// ([`Scenario::failing_tiers`](crate::Scenario::failing_tiers)), and unpublish calls have no fault.
     Repair,
     /// Saves the state of the cluster, but not that of the storage array.
     Backup,
@@ -29,10 +30,14 @@ pub enum UserAction {
     Compact,
     /// Waits until all processes are idle: an hour in paused time.
     Settle,
-    /// Waits for this time.
+    /// Waits for this time. In real time, the processes of a row that waits for minutes have shorter timeouts
+    /// ([`Scenario::elapses_timeouts`](crate::Scenario::elapses_timeouts)), and the wait is at most 4 seconds.
     Wait(Duration),
     /// Waits until the condition is met, or until all processes are idle although it is not met.
     Until(WaitFor),
+    /// Waits until the volume is published, in the form of
+    /// [`FinalState::published`](crate::FinalState::published), even if all processes are idle before.
+    AwaitPublished(&'static str),
 }
 
 /// A condition to wait for.
@@ -43,6 +48,8 @@ pub enum WaitFor {
     CallsCompleted(usize),
     /// The event exists, in the form of [`FinalState::events`](crate::FinalState::events).
     Event(&'static str),
+    /// At least this many API requests of the processes had a fault.
+    FaultsApplied(usize),
     /// The object at this path does not exist.
     Deleted(&'static str),
 }

@@ -273,6 +273,13 @@ impl ScriptedDriver {
         self.lock().failing_tiers = tiers;
     }
 
+    /// Repairs the array: create calls fail in no tier, and unpublish calls have no fault.
+    pub fn repair(&self) {
+        let mut array = self.lock();
+        array.failing_tiers = &[];
+        array.unpublish_faults.clear();
+    }
+
     /// Sets the key that the secrets of create calls need: without it, a call fails with a final
     /// `Unauthenticated`.
     pub fn set_required_secret_key(&self, key: Option<&'static str>) {

@@ -42,6 +42,8 @@ pub enum FaultKind {
     LostResponse,
     /// The write has no effect; the process gets 503 Service Unavailable.
     LostRequest,
+    /// As [`LostRequest`](Self::LostRequest), for every matching request.
+    LostRequestAlways,
     /// The process gets 503 Service Unavailable at once; the write takes effect after this time.
     Delayed(Duration),
     /// The write is rejected with 409 Conflict, as for an outdated resource version.
@@ -53,6 +55,13 @@ pub enum FaultKind {
     Forbidden,
     /// Every matching request is rejected with 403 Forbidden.
     ForbiddenAlways,
+}
+
+impl FaultKind {
+    /// Returns true if the fault applies to every matching request.
+    pub(crate) const fn is_lasting(self) -> bool {
+        matches!(self, Self::ForbiddenAlways | Self::LostRequestAlways)
+    }
 }
 
 /// The effects of one process. After the effect that it crashes at, the process receives no response to any

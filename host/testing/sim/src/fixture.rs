@@ -5,7 +5,7 @@ use std::{
     collections::{HashMap, HashSet},
     sync::{
         Arc,
-        atomic::{AtomicBool, Ordering},
+        atomic::{AtomicBool, AtomicUsize, Ordering},
     },
     time::Duration,
 };
@@ -40,14 +40,19 @@ const SETTLE_TIME: Duration = Duration::from_secs(3600);
 /// Paused time: duration of a wait for watches, in which every watch delivers its events.
 const WATCH_DELAY: Duration = Duration::from_millis(10);
 /// Real time: after this time without a request or driver call, all processes count as idle. It is longer
-/// than the longest back-off of the roles, see [`SimulationFixture::max_retry_interval`]. Scenarios that
-/// depend on a longer delay of a role are skipped in real time.
+/// than the longest back-off of the roles, see [`SimulationFixture::max_retry_interval`], and than the timeouts
+/// of the attach-detach controller in rows in which they elapse. Rows that depend on another delay of a role
+/// wait for its result, or are skipped in real time.
 const QUIET_PERIOD: Duration = Duration::from_millis(2_000);
 /// Real time, during a driver call: after this time without a request or another driver call, every process
 /// counts as having seen the user's last change. It is long enough for a process to act on a watch event, and
 /// shorter than the delay after which a role reports a slow driver to users.
 const QUIET_PERIOD_IN_CALL: Duration = Duration::from_millis(400);
-/// Real time: time limit of waiting for idleness, and of waiting for current caches after the setup.
+/// Real time: maximum of [`UserAction::Wait`]. It is longer than the timeouts of the processes in rows in which
+/// they elapse.
+const MAX_REAL_TIME_WAIT: Duration = Duration::from_secs(4);
+/// Real time: time limit of waiting for idleness, of waiting for current caches after the setup, and of
+/// [`UserAction::AwaitPublished`].
 const SETTLE_TIMEOUT: Duration = Duration::from_secs(60);
 /// Initial interval of the polls of a wait.
 const POLL_INTERVAL: Duration = Duration::from_millis(10);
@@ -77,6 +82,7 @@ pub(crate) struct SimulationFixture {
     history: Mutex<History>,
     /// Faults of API writes that have not been applied yet. Each applies to one request.
     api_faults: Mutex<Vec<ApiFault>>,
+    fault_count: AtomicUsize,
     /// Real time: true if an administrator has created objects that some process may not have seen yet.
     has_new_setup: AtomicBool,
 }
@@ -91,6 +97,7 @@ impl SimulationFixture {
             created_attachments: Mutex::default(),
             history: Mutex::default(),
             api_faults: Mutex::default(),
+            fault_count: AtomicUsize::new(0),
             has_new_setup: AtomicBool::new(false),
         })
     }
@@ -177,16 +184,21 @@ impl SimulationFixture {
         };
         let index = faults.iter().position(is_matching)?;
         let kind = faults.get(index)?.kind;
-        if kind != FaultKind::ForbiddenAlways {
+        if !kind.is_lasting() {
             faults.remove(index);
         }
+        self.fault_count.fetch_add(1, Ordering::SeqCst);
         Some(kind)
     }
 
     /// The faults that have not been applied yet, without lasting ones.
     pub(crate) fn unused_api_faults(&self) -> Vec<ApiFault> {
-        let is_lasting = |fault: &&ApiFault| fault.kind == FaultKind::ForbiddenAlways;
-        self.api_faults.lock().iter().filter(|fault| !is_lasting(fault)).cloned().collect()
+        self.api_faults.lock().iter().filter(|fault| !fault.kind.is_lasting()).cloned().collect()
+    }
+
+    /// Number of API requests that had a fault.
+    pub(crate) fn fault_count(&self) -> usize {
+        self.fault_count.load(Ordering::SeqCst)
     }
 
     fn lock_processes(&self) -> MutexGuard<'_, Vec<LiveProcess>> {
@@ -221,7 +233,8 @@ impl SimulationFixture {
             | UserAction::Compact
             | UserAction::Settle
             | UserAction::Wait(_)
-            | UserAction::Until(_) => None,
+            | UserAction::Until(_)
+            | UserAction::AwaitPublished(_) => None,
         };
         self.with_history(|history| history.record(action, deleted.as_ref()));
         let result = match action {
@@ -256,7 +269,11 @@ impl SimulationFixture {
             UserAction::ConfirmCreatedVolume => {
                 self.confirm_no_volume(|uid| format!("handle-pvc-{uid} is deleted by hand")).await
             }
-            UserAction::Repair | UserAction::Settle | UserAction::Wait(_) | UserAction::Until(_) => Ok(()),
+            UserAction::Repair
+            | UserAction::Settle
+            | UserAction::Wait(_)
+            | UserAction::Until(_)
+            | UserAction::AwaitPublished(_) => Ok(()),
         };
         if let Err(error) = result {
             self.report_violation(format!("a user could not {action:?}: {error}"));
@@ -326,6 +343,25 @@ impl SimulationFixture {
             self.wait_for_quiet(QUIET_PERIOD_IN_CALL, true, SETTLE_TIMEOUT).await;
         } else {
             tokio::time::sleep(WATCH_DELAY).await;
+        }
+    }
+
+    /// Waits for this time: in real time at most for [`MAX_REAL_TIME_WAIT`].
+    pub(crate) async fn wait(&self, time: Duration) {
+        tokio::time::sleep(if self.is_real_time() { time.min(MAX_REAL_TIME_WAIT) } else { time }).await;
+    }
+
+    /// Waits until `is_met` returns true. Reports a violation if it does not within [`SETTLE_TIMEOUT`] of real
+    /// time, or [`SETTLE_TIME`] of paused time.
+    pub(crate) async fn await_condition(&self, condition: &str, is_met: impl Fn() -> bool) {
+        let limit = if self.is_real_time() { SETTLE_TIMEOUT } else { SETTLE_TIME };
+        let polling = async {
+            while !is_met() {
+                tokio::time::sleep(POLL_INTERVAL).await;
+            }
+        };
+        if tokio::time::timeout(limit, polling).await.is_err() {
+            self.report_violation(format!("{condition}: not met after {limit:?}"));
         }
     }
 

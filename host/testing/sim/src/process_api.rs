@@ -100,7 +100,7 @@ impl Service<Request<Body>> for CrashingApi {
             match fault {
                 None => api.send(request).await,
                 Some(FaultKind::LostResponse) => api.send(request).await.map(|_| unavailable_response()),
-                Some(FaultKind::LostRequest) => Ok(unavailable_response()),
+                Some(FaultKind::LostRequest | FaultKind::LostRequestAlways) => Ok(unavailable_response()),
                 Some(FaultKind::Delayed(after)) => {
                     tokio::spawn(async move {
                         tokio::time::sleep(after).await;

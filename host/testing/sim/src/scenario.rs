@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use crate::{
     ApiFault, DriverFault, EnvironmentKind, FinalState, PublishingBehavior, ResizingBehavior, Simulation,
-    TopologyBehavior, UserAction, WorkKind, objects::DRIVER,
+    TopologyBehavior, UserAction, WaitFor, WorkKind, objects::DRIVER,
 };
 
 /// A row of the scenario table.
@@ -55,14 +55,24 @@ pub struct Scenario {
     pub array_owners: &'static [&'static str],
     /// Expected [`FinalState::events`], if no process crashed.
     pub events: &'static [&'static str],
-    /// Events that may occur besides the expected ones in real time, because a controller emits them after a
-    /// delay.
+    /// Events that in real time may occur or not, whether they are expected or not, because a controller emits
+    /// them after a delay.
     pub delayed_events: &'static [&'static str],
     /// Expected [`FinalState::calls`], if no process crashed.
     pub calls: &'static [&'static str],
-    /// True if calls are repeated until a time has passed. In real time, the different calls and the last one
-    /// are compared then, and not their number.
+    /// True if calls are repeated until a time has passed, or for ever. In real time, the different calls are
+    /// compared then, in the order of their first occurrence, and not their number. The last call is compared,
+    /// too, unless [`unsettled`](Self::unsettled) declares that calls remain.
     pub repeats_calls: bool,
+    /// True if timing decides the order of calls, and how often one is repeated. In real time, only the
+    /// different calls are compared then.
+    pub races_calls: bool,
+    /// True if a timeout of the attach-detach controller elapses. In real time, its timeouts are then shorter
+    /// than the time after which an idle process counts as such.
+    pub elapses_timeouts: bool,
+    /// True if the driver rejects calls for ever. In real time, `--retry-interval-max` then has its default, so
+    /// that the processes are idle between two retries.
+    pub retries_slowly: bool,
     /// Expected [`FinalState::violations`]: those that no controller can prevent.
     pub violations: &'static [&'static str],
     /// Kinds of [`FinalState::remaining_work`] that remain, each with the reason. In paused time each has to
@@ -70,12 +80,21 @@ pub struct Scenario {
     pub unsettled: &'static [(WorkKind, &'static str)],
     /// Environments that cannot run the scenario, with the reason.
     pub skipped_on: &'static [(EnvironmentKind, &'static str)],
+    /// Environments that run the scenario only without a crash, with the reason: there, its final state after
+    /// a crash is another one.
+    pub skipped_crash_on: &'static [(EnvironmentKind, &'static str)],
 }
 
 impl Scenario {
     /// The reason why the environment cannot run the scenario; `None` if it can.
     pub fn skip_reason(&self, environment: EnvironmentKind) -> Option<&'static str> {
-        self.skipped_on.iter().find(|(skipped, _)| *skipped == environment).map(|(_, reason)| *reason)
+        reason_on(self.skipped_on, environment)
+    }
+
+    /// The reason why the environment runs the scenario without a crash only; `None` if it can crash there, or
+    /// if the environment cannot run the scenario at all.
+    pub fn crash_skip_reason(&self, environment: EnvironmentKind) -> Option<&'static str> {
+        reason_on(self.skipped_crash_on, environment).filter(|_| self.skip_reason(environment).is_none())
     }
 
     /// Applies the behavior of the driver, the faults of API writes and the storage nodes to a simulation.
@@ -92,20 +111,49 @@ impl Scenario {
             .with_topology(self.topology)
             .with_node_local_driver(self.storage_nodes)
             .with_api_faults(self.api_faults.clone())
-            .with_stuck_intents(self.events.iter().any(|event| event.ends_with(" VolumeCreationStuck")))
+            .with_stuck_intents(self.may_have_stuck_intent())
+            .with_elapsing_timeouts(self.elapses_timeouts)
+            .with_slow_retries(self.retries_slowly)
             .with_rest_check()
     }
 
-    /// [`differences`](Self::differences) in real time: [`delayed_events`](Self::delayed_events) may occur.
+    /// Returns true if an intent is stuck in the scenario, or may be after a crash.
+    fn may_have_stuck_intent(&self) -> bool {
+        let is_stuck = |event: &str| event.ends_with(" VolumeCreationStuck");
+        self.events.iter().any(|event| is_stuck(event))
+            || self
+                .actions
+                .iter()
+                .any(|action| matches!(action, UserAction::Until(WaitFor::Event(event)) if is_stuck(event)))
+    }
+
+    /// [`differences`](Self::differences) in real time: [`delayed_events`](Self::delayed_events) may occur or
+    /// not.
     pub fn real_time_differences(&self, mut final_state: FinalState, crashed: bool) -> Vec<String> {
         final_state.events.retain(|event| {
-            let event = event.as_str();
-            self.events.contains(&event) || !self.delayed_events.contains(&event)
+            let is_slow_call = event.ends_with(SLOW_CALL) && !self.events.contains(&event.as_str());
+            !is_slow_call && !self.delayed_events.contains(&event.as_str())
         });
-        if self.repeats_calls && kinds_of_calls(&final_state.calls) == kinds_of_calls(self.calls) {
+        let delayed = self.events.iter().filter(|event| self.delayed_events.contains(event));
+        final_state.events.extend(delayed.map(|event| (*event).to_owned()));
+        final_state.events.sort();
+        if self.has_expected_real_time_calls(&final_state.calls) {
             final_state.calls = self.calls.iter().map(|call| (*call).to_owned()).collect();
         }
         self.differences_without_missing_work(&final_state, crashed)
+    }
+
+    /// Returns true if the calls differ from the expected ones only in what timing decides.
+    fn has_expected_real_time_calls(&self, calls: &[String]) -> bool {
+        let (mut found, mut expected) = (first_calls(calls), first_calls(self.calls));
+        if self.races_calls {
+            found.sort_unstable();
+            expected.sort_unstable();
+            return found == expected;
+        }
+        let ends = !self.unsettled.iter().any(|(kind, _)| *kind == WorkKind::Call);
+        let is_last_expected = || calls.last().map(String::as_str) == self.calls.last().copied();
+        self.repeats_calls && found == expected && (!ends || is_last_expected())
     }
 
     /// Differences from the expected final state, in which no intent and no unused fault remains, and in
@@ -155,9 +203,22 @@ impl Scenario {
     }
 }
 
-/// The different calls, and the last one.
-fn kinds_of_calls<T: AsRef<str>>(calls: &[T]) -> (BTreeSet<&str>, Option<&str>) {
-    (calls.iter().map(AsRef::as_ref).collect(), calls.last().map(AsRef::as_ref))
+/// End of the event that the provisioner emits if CreateVolume takes longer than a second. In real time it may be
+/// emitted in any row, because the machine may be busy.
+const SLOW_CALL: &str = " Normal Provisioning";
+
+/// The reason of the environment in a list of skipped ones.
+fn reason_on(
+    skipped: &[(EnvironmentKind, &'static str)],
+    environment: EnvironmentKind,
+) -> Option<&'static str> {
+    skipped.iter().find(|(skipped, _)| *skipped == environment).map(|(_, reason)| *reason)
+}
+
+/// The different calls, in the order of their first occurrence.
+fn first_calls<T: AsRef<str>>(calls: &[T]) -> Vec<&str> {
+    let mut seen = BTreeSet::new();
+    calls.iter().map(AsRef::as_ref).filter(|call| seen.insert(*call)).collect()
 }
 
 /// Skips a scenario on the environments that run in real time.
@@ -204,6 +265,38 @@ mod tests {
             assert_eq!(repeats.real_time_differences(calls(found), false).len(), expected, "{found:?}");
         }
         assert_eq!(repeats.differences(&calls(&["create a", "delete a"]), false).len(), 1);
+        let endless = Scenario { unsettled: &[(WorkKind::Call, "it fails")], ..repeats.clone() };
+        for (found, expected) in
+            [(&["create a", "delete a", "create a"][..], 0), (&["delete a", "create a", "delete a"], 1)]
+        {
+            assert_eq!(endless.real_time_differences(calls(found), false).len(), expected, "{found:?}");
+            assert_eq!(repeats.real_time_differences(calls(found), false).len(), 1, "{found:?}");
+        }
+        let races = Scenario { repeats_calls: false, races_calls: true, ..repeats.clone() };
+        for (found, expected) in [
+            (&["delete a", "create a", "delete a"][..], 0),
+            (&["create a"], 1),
+            (&["create a", "publish a", "delete a"], 1),
+        ] {
+            assert_eq!(races.real_time_differences(calls(found), false).len(), expected, "{found:?}");
+        }
+        let events = |events: &[&str]| FinalState {
+            events: events.iter().map(|event| (*event).to_owned()).collect(),
+            ..at_rest.clone()
+        };
+        let delays =
+            Scenario { events: &["late", "sure"], delayed_events: &["late", "rare"], ..settles.clone() };
+        for (found, expected) in [
+            (&["late", "sure"][..], 0),
+            (&["rare", "sure"], 0),
+            (&["a Normal Provisioning", "sure"], 0),
+            (&["sure"], 0),
+            (&["late", "rare"], 1),
+            (&["other", "sure"], 1),
+        ] {
+            assert_eq!(delays.real_time_differences(events(found), false).len(), expected, "{found:?}");
+        }
+        assert_eq!(delays.differences(&events(&["sure"]), false).len(), 1);
         // In real time, the work may be due after the check.
         assert_eq!(declares.real_time_differences(at_rest, false), [""; 0]);
         assert_eq!(settles.real_time_differences(unsettled, false).len(), 1);

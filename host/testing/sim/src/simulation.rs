@@ -17,8 +17,9 @@ use cofferdam_cluster::{
     observer::StepObserver,
 };
 use cofferdam_controllers::{
-    AttacherSettings, CallSettings, ControllerManager, ControllerManagerError, Dependencies, NodeDeployment,
-    ProvisionerSettings, ResizerSettings, Role, Settings, protection, provisioner, pv_controller,
+    AttachDetachSettings, AttacherSettings, CallSettings, ControllerManager, ControllerManagerError,
+    Dependencies, NodeDeployment, ProvisionerSettings, ResizerSettings, Role, Settings, protection,
+    provisioner, pv_controller,
     rbac::{DriverPlacement, NodeTopologySource},
     resizer, table,
 };
@@ -53,6 +54,9 @@ use crate::{
 const RESYNC: Duration = Duration::from_secs(1_000 * 3600);
 /// Real time: age after which an intent is stuck, in scenarios with such an intent. A few calls fail before.
 const REAL_TIME_STUCK_AFTER: Duration = Duration::from_secs(4);
+/// Real time: timeouts of the attach-detach controller in scenarios in which they elapse. They are shorter than
+/// the time without a request after which a process counts as idle.
+const REAL_TIME_TIMEOUT: Duration = Duration::from_secs(1);
 /// Real time: interval of the attacher's ListVolumes calls. It is longer than the time without a request after
 /// which a process counts as idle.
 const REAL_TIME_RECONCILE_SYNC: Duration = Duration::from_secs(5);
@@ -148,6 +152,8 @@ pub struct Simulation {
     process_specs: Vec<ProcessSpec>,
     scans_for_orphans: bool,
     has_stuck_intents: bool,
+    elapses_timeouts: bool,
+    retries_slowly: bool,
     checks_rest: bool,
     interruption: Interruption,
     start_count: AtomicU64,
@@ -262,6 +268,8 @@ impl Simulation {
             )],
             scans_for_orphans: false,
             has_stuck_intents: false,
+            elapses_timeouts: false,
+            retries_slowly: false,
             checks_rest: false,
             interruption: Interruption::Crash,
             start_count: AtomicU64::new(0),
@@ -349,6 +357,18 @@ impl Simulation {
     #[must_use]
     pub fn with_stuck_intents(self, has_stuck_intents: bool) -> Self {
         Self { has_stuck_intents, ..self }
+    }
+
+    /// In real time, the timeouts of the attach-detach controller are `REAL_TIME_TIMEOUT`.
+    #[must_use]
+    pub fn with_elapsing_timeouts(self, elapses_timeouts: bool) -> Self {
+        Self { elapses_timeouts, ..self }
+    }
+
+    /// In real time, `--retry-interval-max` has its default.
+    #[must_use]
+    pub fn with_slow_retries(self, retries_slowly: bool) -> Self {
+        Self { retries_slowly, ..self }
     }
 
     /// After each run, starts processes with the same roles over the same objects, and records the work that
@@ -575,6 +595,7 @@ impl Simulation {
                 retry_interval_max: self
                     .fixture
                     .max_retry_interval()
+                    .filter(|_| !self.retries_slowly)
                     .unwrap_or(defaults.calls.retry_interval_max),
                 ..defaults.calls
             },
@@ -599,6 +620,13 @@ impl Simulation {
                     false => defaults.attacher.reconcile_sync,
                 },
                 ..defaults.attacher
+            },
+            attach_detach: match self.elapses_timeouts && self.fixture.is_real_time() {
+                true => AttachDetachSettings {
+                    force_detach_after: Some(REAL_TIME_TIMEOUT),
+                    request_may_apply: REAL_TIME_TIMEOUT,
+                },
+                false => defaults.attach_detach,
             },
             resizer: ResizerSettings { resync_period: RESYNC, ..defaults.resizer },
             ..defaults
@@ -645,9 +673,15 @@ impl Simulation {
     async fn perform(&self, action: &UserAction) {
         match action {
             UserAction::Settle => self.fixture.settle().await,
-            UserAction::Wait(time) => tokio::time::sleep(*time).await,
+            UserAction::Wait(time) => self.fixture.wait(*time).await,
             UserAction::Until(condition) => self.fixture.wait_until(|| self.is_met(*condition)).await,
-            UserAction::Repair => self.driver.set_failing_tiers(&[]),
+            UserAction::AwaitPublished(line) => {
+                let is_published = || {
+                    self.driver.published().iter().any(|(handle, node)| format!("{handle} {node}") == *line)
+                };
+                self.fixture.await_condition(&format!("{line} is published"), is_published).await;
+            }
+            UserAction::Repair => self.driver.repair(),
             UserAction::Create(_)
             | UserAction::Delete(_)
             | UserAction::Patch(..)
@@ -662,6 +696,7 @@ impl Simulation {
     async fn is_met(&self, condition: WaitFor) -> bool {
         match condition {
             WaitFor::CallsCompleted(times) => self.driver.completed_calls() >= times,
+            WaitFor::FaultsApplied(times) => self.fixture.fault_count() >= times,
             WaitFor::Event(event) => self.events().await.iter().any(|line| line == event),
             WaitFor::Deleted(path) => self.object(path).await.is_none(),
         }

@@ -1,4 +1,4 @@
-//! The scenario table on the embedded API server over TLS and HTTP, in real time, some rows once more with a
+//! The scenario table on the embedded API server over TLS and HTTP, in real time, many rows once more with a
 //! crash, and repeated runs of two rows whose result depends on timing. Rows run concurrently, each on a server
 //! of its own.
 
@@ -8,8 +8,8 @@ use std::{collections::BTreeSet, sync::Arc};
 
 use cofferdam_controllers::Role;
 use cofferdam_sim::{
-    EnvironmentKind, FinalState, HttpCluster, Scenario, Simulation, TestCluster as _, scenarios,
-    skipped_count,
+    EnvironmentKind, FinalState, HttpCluster, Scenario, Simulation, TestCluster as _, always_crashed,
+    scenarios, skipped_count,
 };
 use futures::{StreamExt as _, stream};
 use tokio::task::JoinSet;
@@ -18,8 +18,9 @@ use tokio::task::JoinSet;
 /// of the table.
 const CONCURRENCY: usize = 24;
 
-/// Rows that run once more with a crash: so many that the test takes about 30 seconds longer.
-const CRASHED_ROWS: usize = 60;
+/// Rows that run once more with a crash, besides [`always_crashed`]: so many that the test takes about 20 seconds
+/// longer.
+const CRASHED_ROWS: usize = 40;
 /// Environment variable with the seed of the rows and effects of the crashes.
 const SEED_VARIABLE: &str = "SIM_HTTP_SEED";
 
@@ -71,11 +72,18 @@ async fn every_scenario_converges_over_http() {
         scenarios().into_iter().partition(|scenario| scenario.skip_reason(EnvironmentKind::Http).is_none());
     assert_eq!(skipped.len(), skipped_count(EnvironmentKind::Http), "unexpected number of skipped scenarios");
     let mut rng = seeded_rng();
-    let crashed: BTreeSet<usize> = rng.choose_multiple(0..selected.len(), CRASHED_ROWS).into_iter().collect();
-    let rows = selected
-        .into_iter()
-        .enumerate()
-        .map(|(row, scenario)| (scenario, Some(rng.fork()).filter(|_| crashed.contains(&row))));
+    let can_crash = |row: &&Scenario| row.crash_skip_reason(EnvironmentKind::Http).is_none();
+    let (always, others): (Vec<_>, Vec<_>) = selected
+        .iter()
+        .filter(can_crash)
+        .map(|row| row.name)
+        .partition(|name| always_crashed().contains(name));
+    let mut crashed: BTreeSet<&str> = rng.choose_multiple(others, CRASHED_ROWS).into_iter().collect();
+    crashed.extend(always);
+    let rows = selected.into_iter().map(|scenario| {
+        let rng = Some(rng.fork()).filter(|_| crashed.contains(scenario.name));
+        (scenario, rng)
+    });
     let results = stream::iter(rows.collect::<Vec<_>>())
         .map(|scenario| tokio::spawn(run_scenario(scenario)))
         .buffer_unordered(CONCURRENCY);

@@ -12,7 +12,7 @@ use tokio::time::Instant;
 
 use super::{AttachDetach, node_volume_entry, rules};
 use crate::{
-    attach_detach::state::{PreparedUpdate, REQUEST_MAY_APPLY},
+    attach_detach::state::PreparedUpdate,
     reconcile::{MAX_EFFECTS, action_for_write_error},
 };
 
@@ -105,7 +105,8 @@ impl AttachDetach {
         if now.is_none_or(|now| now.meta.resource_version != node.meta.resource_version) {
             return Ok(false);
         }
-        match REQUEST_MAY_APPLY.checked_sub(unanswered_for).filter(|left| !left.is_zero()) {
+        let may_apply = self.context.settings.request_may_apply;
+        match may_apply.checked_sub(unanswered_for).filter(|left| !left.is_zero()) {
             Some(left) => Err(Action::RequeueAfter(left)),
             None => Ok(true),
         }
@@ -152,7 +153,7 @@ impl AttachDetach {
                 .map(|(actual_attachment, volume)| (attachment, actual_attachment, volume))
         });
         let reported = known.filter(|(_, actual_attachment, _)| {
-            rules::belongs_in_volumes_attached(actual_attachment, sources.force_on_timeout)
+            rules::belongs_in_volumes_attached(actual_attachment, sources.force_after)
         });
         let named = reported.filter_map(|(attachment, actual_attachment, volume)| {
             // An attachment of a deleted PersistentVolume keeps its entry.

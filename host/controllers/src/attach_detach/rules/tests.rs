@@ -11,7 +11,7 @@ use super::*;
 use crate::attach_detach::{
     desired_state,
     input::{InputSources, ReconcileState},
-    state::{AttachState, Key},
+    state::{AttachState, Key, REQUEST_MAY_APPLY},
 };
 
 fn read<K: Kind>(json: &Value) -> K {
@@ -27,7 +27,8 @@ struct AttachDetachFixture {
 
 impl AttachDetachFixture {
     fn new(modes: &[&str]) -> Self {
-        let fixture = Self { cache: Cache::default(), state: AttachState::default(), version: 1 };
+        let fixture =
+            Self { cache: Cache::default(), state: AttachState::new(REQUEST_MAY_APPLY), version: 1 };
         let meta = json!({"name": "v", "uid": "v-uid", "resourceVersion": "1"});
         let claim = json!({"namespace": "ns", "name": "c", "uid": "c-uid"});
         let spec =
@@ -74,7 +75,8 @@ impl AttachDetachFixture {
     }
 
     fn input(&self) -> ReconcileInput {
-        let sources = InputSources { cache: &self.cache, state: &self.state, force_on_timeout: true };
+        let sources =
+            InputSources { cache: &self.cache, state: &self.state, force_after: Some(MAX_WAIT_FOR_UNMOUNT) };
         let key = Key::Volume("kubernetes.io/csi/d^h".into());
         sources.reconcile_input(&key, &ReconcileState::default()).unwrap()
     }
@@ -189,9 +191,13 @@ fn detach_decisions_follow_pods_nodes_and_timeouts() {
         ("deleted volume, not needed", volume_deleted(late(360)), true, timeout),
         ("deletion requested, needed again", needed(requested), true, Detach(None)),
     ];
-    for (name, actual_attachment, force_detach_on_timeout, expected) in table {
-        assert_eq!(decide_detach(&actual_attachment, force_detach_on_timeout), expected, "{name}");
-        let reported = belongs_in_volumes_attached(&actual_attachment, force_detach_on_timeout);
+    let one_second_only = Some(Duration::from_secs(1));
+    assert_eq!(decide_detach(&late(0), one_second_only), one_second, "another timeout");
+    assert_eq!(decide_detach(&late(1), one_second_only), timeout, "another timeout");
+    for (name, actual_attachment, force, expected) in table {
+        let force_after = force.then_some(MAX_WAIT_FOR_UNMOUNT);
+        assert_eq!(decide_detach(&actual_attachment, force_after), expected, "{name}");
+        let reported = belongs_in_volumes_attached(&actual_attachment, force_after);
         let stays = !matches!(expected, Detach(_))
             && actual_attachment.purpose.is_for_pod()
             && !actual_attachment.deleting;
@@ -199,7 +205,7 @@ fn detach_decisions_follow_pods_nodes_and_timeouts() {
     }
     assert!(!belongs_in_volumes_attached(
         &ActualAttachment { needed_by_pod: true, attached: false, ..actual_attachment() },
-        true
+        Some(MAX_WAIT_FOR_UNMOUNT)
     ));
     assert!(!belongs_in_volumes_attached(
         &ActualAttachment {
@@ -207,7 +213,7 @@ fn detach_decisions_follow_pods_nodes_and_timeouts() {
             detach_state: Some(DetachState::Started),
             ..actual_attachment()
         },
-        true
+        Some(MAX_WAIT_FOR_UNMOUNT)
     ));
 }
 
@@ -339,7 +345,7 @@ fn multi_attach_errors_name_only_pods_of_the_same_namespace() {
             actual: vec![actual_attachment()],
             unregistered: Vec::new(),
             refused_nodes: BTreeSet::new(),
-            force_on_timeout: true,
+            force_after: Some(MAX_WAIT_FOR_UNMOUNT),
         };
         let failures = input.failures();
         let texts: Vec<&str> = failures
@@ -378,7 +384,11 @@ fn a_volume_is_detached_only_after_it_left_volumes_attached() {
     fixture.pod("ns", "p", "n");
     assert_eq!(fixture.next(), "cancel n", "a pod uses the volume again");
     fixture.state.request_detach(&name, &"d".into());
-    let sources = InputSources { cache: &fixture.cache, state: &fixture.state, force_on_timeout: true };
+    let sources = InputSources {
+        cache: &fixture.cache,
+        state: &fixture.state,
+        force_after: Some(MAX_WAIT_FOR_UNMOUNT),
+    };
     let reconcile_state = ReconcileState { refreshed: [name].into(), ..ReconcileState::default() };
     let input =
         sources.reconcile_input(&Key::Volume("kubernetes.io/csi/d^h".into()), &reconcile_state).unwrap();

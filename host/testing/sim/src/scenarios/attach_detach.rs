@@ -7,14 +7,14 @@ use cofferdam_domain::storage::ErrorKind;
 use serde_json::{Value, json};
 
 use crate::{
-    DriverFault, EnvironmentKind, PublishingBehavior,
-    UserAction::{self, Create, Delete, Patch, Settle, Until, Wait},
+    DriverFault, PublishingBehavior,
+    UserAction::{self, AwaitPublished, Create, Delete, Patch, Settle, Until, Wait},
     WaitFor::Event,
     objects::{
         CLAIM, claim, csi_driver, csi_node, pod, ready_condition, ready_node, unique_volume_name, volume,
         with,
     },
-    scenario::{Scenario, in_real_time},
+    scenario::Scenario,
 };
 
 const POD: &str = "/api/v1/namespaces/default/pods/p";
@@ -42,10 +42,6 @@ pub(super) const SUCCEEDED: &[&str] = &["p Normal SuccessfulAttachVolume"];
 const ATTACHED_AFTER_WAITING: &[&str] =
     &["p Normal SuccessfulAttachVolume", "q Normal SuccessfulAttachVolume", "q Warning FailedAttachVolume"];
 pub(super) const FAILED_FIRST: &[&str] = &["p Normal SuccessfulAttachVolume", "p Warning FailedAttachVolume"];
-
-pub(super) const SIX_MINUTES: &[(EnvironmentKind, &str)] = &in_real_time("takes six minutes of real time");
-
-const TEN_SECONDS: &[(EnvironmentKind, &str)] = &in_real_time("takes ten seconds of real time");
 
 /// Creates two Nodes with their CSINodes, the PersistentVolume `volume`, and the claim `a`, which is bound to
 /// it.
@@ -180,7 +176,7 @@ pub(super) fn scenarios() -> Vec<Scenario> {
                 Delete(POD),
                 Wait(Duration::from_secs(359)),
             ]),
-            skipped_on: SIX_MINUTES,
+            elapses_timeouts: true,
             ..detached()
         },
         Scenario {
@@ -276,8 +272,10 @@ pub(super) fn scenarios() -> Vec<Scenario> {
         },
         Scenario {
             name: "CSIDriver with attachRequired false deleted: the volume is attached",
-            actions: [Create(csi_driver(false))].into_iter().chain(pod_running([Delete(DRIVER)])).collect(),
-            skipped_on: TEN_SECONDS,
+            actions: [Create(csi_driver(false))]
+                .into_iter()
+                .chain(pod_running([Delete(DRIVER), AwaitPublished("static-v id-1")]))
+                .collect(),
             ..attached()
         },
         Scenario {

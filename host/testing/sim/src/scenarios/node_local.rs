@@ -94,28 +94,17 @@ fn zoned_volume() -> [UserAction; 2] {
     released_volume_of("v", "zone", &["a"])
 }
 
-/// Reason to skip rows whose retries read Nodes again and again.
-const NEVER_IDLE: &[(EnvironmentKind, &str)] = &[
-    (EnvironmentKind::Http, "each retry reads the Nodes, so that the processes are never idle"),
-    (EnvironmentKind::Kubernetes, "each retry reads the Nodes, so that the processes are never idle"),
-];
-
 /// Reason to skip rows in which nodes compete for a claim: the process of each node delays its
 /// attempts by a digest of the claim's UID, the node and the attempt, and the UID is random in real time.
 const CLAIM_RACE: &[(EnvironmentKind, &str)] = &in_real_time("in real time either node may win the claim");
 
-/// Reason to skip rows in which the processes of two nodes retry: in real time, the fault that a retry meets
-/// depends on the order of the retries.
-const RETRY_ORDER: &[(EnvironmentKind, &str)] =
-    &in_real_time("in real time the retries of two processes are not ordered");
+/// Reason to skip the row in which no node has capacity: the short delays of competing nodes in real time bound
+/// the pause between their attempts, too.
+const CAPACITY_POLLED: &[(EnvironmentKind, &str)] =
+    &in_real_time("each process calls GetCapacity more often than an idle process may");
 
-/// Reason to skip rows whose events depend on ExternalProvisioning: pv-controller emits this event after a
-/// delay of its own.
-const EVENT_TIMING: &[(EnvironmentKind, &str)] =
-    &in_real_time("in real time ExternalProvisioning may or may not be emitted on the claim");
-
-/// Events that may also occur in real time: pv-controller emits ExternalProvisioning if the selected node's
-/// process needs more than a second to provision the claim, as on a busy machine.
+/// Events that may occur or not in real time: pv-controller emits ExternalProvisioning if a node's process needs
+/// more than a second to provision the claim, as on a busy machine.
 const DELAYED_EVENTS: &[&str] = &["a Normal ExternalProvisioning"];
 
 const BOUND_ON_N1: &[&str] = &["of-a Bound a topology.cofferdam.dev/node=n1"];
@@ -188,7 +177,6 @@ pub(super) fn scenarios() -> Vec<Scenario> {
             actions: claim_on_node("n3", []),
             claims: &["a Pending on n3"],
             events: &["a Normal ExternalProvisioning", "a Normal WaitForFirstConsumer"],
-            skipped_on: EVENT_TIMING,
             ..unprovisioned()
         },
         Scenario {
@@ -238,14 +226,13 @@ pub(super) fn scenarios() -> Vec<Scenario> {
             },
             claims: &["a Pending"],
             events: &["a Normal ExternalProvisioning", "a Warning ProvisioningFailed"],
-            skipped_on: EVENT_TIMING,
+            skipped_on: CAPACITY_POLLED,
             ..unprovisioned()
         },
         Scenario {
             name: "allowedTopologies: only the allowed node provisions the immediate claim",
             actions: vec![Create(with_allowed_topologies(class("gold"), "n1")), Create(claim("a", "gold"))],
             events: SUCCEEDED,
-            skipped_on: EVENT_TIMING,
             ..on_n1()
         },
         Scenario {
@@ -274,7 +261,8 @@ pub(super) fn scenarios() -> Vec<Scenario> {
                 "a Normal WaitForFirstConsumer",
                 "a Warning ProvisioningFailed",
             ],
-            skipped_on: RETRY_ORDER,
+            // The retries of two processes are not ordered.
+            races_calls: true,
             // The selection of another node does not end the back-off of the first node's request.
             calls: &[CREATE_ON_N1, CREATE_ON_N2, CREATE_ON_N1, CREATE_ON_N2, CREATE_ON_N1, "delete a on n1"],
             ..on_n2()
@@ -283,7 +271,8 @@ pub(super) fn scenarios() -> Vec<Scenario> {
             name: "another node selected during CreateVolume: the first node's volume is deleted",
             actions: claim_on_node("n1", []),
             create_faults: vec![DriverFault::ConcurrentAction(select_node("n2"))],
-            skipped_on: RETRY_ORDER,
+            // The retries of two processes are not ordered.
+            races_calls: true,
             calls: &[CREATE_ON_N1, CREATE_ON_N2, "delete a on n1"],
             ..on_n2()
         },
@@ -297,7 +286,8 @@ pub(super) fn scenarios() -> Vec<Scenario> {
                 select_node("n1"),
             ],
             create_faults: vec![DriverFault::ConcurrentAction(select_node("n2"))],
-            skipped_on: RETRY_ORDER,
+            // The retries of two processes are not ordered.
+            races_calls: true,
             calls: &[CREATE_ON_N1, CREATE_ON_N2, "delete a on n1"],
             ..on_n2()
         },
@@ -358,7 +348,6 @@ pub(super) fn scenarios() -> Vec<Scenario> {
             volumes: &["of-a Bound a topology.cofferdam.dev/node=n1,zone=a"],
             events: SUCCEEDED_AFTER_RESELECTION,
             calls: &["create a topology.cofferdam.dev/node=n1,zone=a"],
-            skipped_on: EVENT_TIMING,
             ..on_n1()
         },
         Scenario {
@@ -384,7 +373,8 @@ pub(super) fn scenarios() -> Vec<Scenario> {
             volumes: &["v Released was zone=a"],
             events: &["v Warning VolumeFailedDelete"],
             unsettled: &[(WorkKind::Retry, "the deletion is retried, without a call")],
-            skipped_on: NEVER_IDLE,
+            // Each retry reads the Nodes.
+            retries_slowly: true,
             ..unprovisioned()
         },
         Scenario {
@@ -407,7 +397,8 @@ pub(super) fn scenarios() -> Vec<Scenario> {
             resizes: &["a 1Gi/1Gi allocated=2Gi ControllerResizeInProgress Resizing"],
             events: &["a Warning VolumeResizeFailed"],
             unsettled: &[(WorkKind::Retry, "the expansion is retried, without a call")],
-            skipped_on: NEVER_IDLE,
+            // Each retry reads the Nodes.
+            retries_slowly: true,
             ..unprovisioned()
         },
         Scenario {

@@ -10,24 +10,13 @@ use super::{
     provisioning::{BOUND, CLASS, SUCCEEDED, VOLUME},
 };
 use crate::{
-    DriverFault, EnvironmentKind, ResizingBehavior,
+    DriverFault, ResizingBehavior,
     UserAction::{self, Create, Delete, Patch, Settle, Until, Wait},
     WaitFor::{CallsCompleted, Deleted, Event},
     WorkKind,
     objects::{CLAIM, attributes_class, claim, class, pod, volume, with},
-    scenario::{Scenario, in_real_time},
+    scenario::Scenario,
 };
-
-const HOUR_OF_REAL_TIME: &[(EnvironmentKind, &str)] = &in_real_time("takes an hour of real time");
-
-/// Reason to skip rows in which one volume is expanded and modified: the resizer makes one call at a time for
-/// a volume, and in real time timing decides which call is first.
-const EXPAND_MODIFY_RACE: &[(EnvironmentKind, &str)] =
-    &in_real_time("in real time the modification may be called first");
-
-/// Reason to skip the row whose driver expands published volumes only.
-const EXPAND_ATTACH_RACE: &[(EnvironmentKind, &str)] =
-    &in_real_time("in real time the expansion may be retried before the volume is attached");
 
 const CLAIM_STATUS: &str = "/api/v1/namespaces/default/persistentvolumeclaims/a/status";
 const POD: &str = "/api/v1/namespaces/default/pods/p?gracePeriodSeconds=0";
@@ -319,7 +308,8 @@ fn expansion_failures() -> Vec<Scenario> {
                 "expand a 2Gi",
                 "expand a 2Gi",
             ],
-            skipped_on: HOUR_OF_REAL_TIME,
+            repeats_calls: true,
+            retries_slowly: true,
             unsettled: INFEASIBLE_SIZE,
             ..bound_scenario()
         },
@@ -447,7 +437,10 @@ fn changes_in_doubt() -> Vec<Scenario> {
             (WorkKind::Call, "the driver always fails"),
             (WorkKind::Retry, "the driver always fails"),
         ],
-        skipped_on: HOUR_OF_REAL_TIME,
+        // In real time the volume may be detached before the pod on the second node is found.
+        delayed_events: &["q Warning FailedAttachVolume"],
+        repeats_calls: true,
+        retries_slowly: true,
         ..attach_detach::moved()
     };
     vec![
@@ -513,7 +506,9 @@ fn changes_in_doubt() -> Vec<Scenario> {
                 "p Warning FailedAttachVolume",
             ],
             calls: &["expand static-v 2Gi", "publish static-v id-1", "expand static-v 2Gi"],
-            skipped_on: EXPAND_ATTACH_RACE,
+            // In real time the expansion may be retried before the volume is attached.
+            delayed_events: &["p Warning FailedAttachVolume"],
+            repeats_calls: true,
             ..attach_detach::attached()
         },
     ]
@@ -672,7 +667,8 @@ fn modification() -> Vec<Scenario> {
                 "modify a speed=9",
                 "modify a speed=9",
             ],
-            skipped_on: HOUR_OF_REAL_TIME,
+            repeats_calls: true,
+            retries_slowly: true,
             unsettled: INFEASIBLE_CLASS,
             ..bound_scenario()
         },
@@ -720,7 +716,8 @@ fn modification() -> Vec<Scenario> {
                 "a Normal VolumeResizeSuccessful",
             ],
             calls: &["create a", "expand a 2Gi", "modify a speed=9"],
-            skipped_on: EXPAND_MODIFY_RACE,
+            // The resizer makes one call at a time for a volume.
+            races_calls: true,
             ..bound_scenario()
         },
     ]

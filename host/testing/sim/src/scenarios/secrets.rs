@@ -5,22 +5,19 @@ use serde_json::{Value, json};
 
 use super::{
     attach_detach::POD_FORCE_DELETE,
-    provisioning::{BOUND, CLASS, REJECTED_CLAIM, SUCCEEDED, VOLUME},
+    provisioning::{BOUND, CLASS, REJECTED_CLAIM, STUCK_EVENT, SUCCEEDED, VOLUME},
 };
 use crate::{
-    DriverFault, EnvironmentKind,
+    DriverFault,
     UserAction::{self, Create, Delete, Patch, Settle, Until},
     WaitFor::Event,
     WorkKind,
     objects::{CLAIM, attributes_class, claim, class, csi_node, pod, ready_node, secret, volume, with},
-    scenario::{Scenario, in_real_time},
+    scenario::Scenario,
 };
 
 /// API path of the Secret `s`.
 pub(super) const SECRET: &str = "/api/v1/namespaces/default/secrets/s";
-/// Reason why rows without the Secret of an open creation are skipped in real time.
-const NEVER_IDLE: &[(EnvironmentKind, &str)] =
-    &in_real_time("without its Secret, an open creation is retried and the process is never idle");
 const FAILED: &str = "a Warning ProvisioningFailed";
 const FAILED_THEN_SUCCEEDED: &[&str] = &["a Normal ProvisioningSucceeded", FAILED];
 const CREATED: &[&str] = &["create a with password=one"];
@@ -319,9 +316,12 @@ fn open_creations() -> Vec<Scenario> {
         Scenario {
             name: "Secret deleted while the CreateVolume result is unknown: \
                    the call is repeated after the Secret is created again",
-            actions: with_secret([Create(claim("a", "gold")), Settle, Create(secret("s", "two"))]),
+            actions: with_secret([
+                Create(claim("a", "gold")),
+                Until(Event("a Warning VolumeCreationStuck")),
+                Create(secret("s", "two")),
+            ]),
             create_faults: vec![deleted_in_lost_call(SECRET)],
-            skipped_on: NEVER_IDLE,
             events: &["a Normal ProvisioningSucceeded", FAILED, "a Warning VolumeCreationStuck"],
             calls: &["create a with password=one", "create a with password=two"],
             ..bound()
@@ -349,13 +349,17 @@ fn open_creations() -> Vec<Scenario> {
         },
         Scenario {
             name: "claim and Secret deleted during CreateVolume: the volume is deleted without the Secret",
-            // A process that crashes in the call needs the Secret to repeat it.
-            actions: with_secret([Create(claim("a", "gold")), Settle, Create(secret("s", "two"))]),
+            // A process that crashes in the call needs the Secret to repeat it: until then, its intent is stuck.
+            actions: with_secret([
+                Create(claim("a", "gold")),
+                Until(Event(STUCK_EVENT)),
+                Create(secret("s", "two")),
+            ]),
             create_faults: vec![DriverFault::ConcurrentActionThen(
                 Delete(SECRET),
                 Box::new(DriverFault::ConcurrentAction(Delete(CLAIM))),
             )],
-            skipped_on: NEVER_IDLE,
+            delayed_events: &[STUCK_EVENT],
             calls: &["create gone with password=one", "delete gone"],
             ..Scenario::default()
         },
@@ -369,6 +373,7 @@ fn deletions() -> Vec<Scenario> {
             name: "Secret deleted before the claim: the volume is deleted without it",
             actions: with_secret([Create(claim("a", "gold")), Settle, Delete(SECRET), Delete(CLAIM)]),
             events: SUCCEEDED,
+            delayed_events: &[STUCK_EVENT],
             calls: &["create gone with password=one", "delete gone"],
             ..deleted()
         },

@@ -7,12 +7,12 @@ use cofferdam_domain::storage::ErrorKind;
 use serde_json::{Value, json};
 
 use crate::{
-    DriverFault, EnvironmentKind, PublishingBehavior,
-    UserAction::{self, Create, Delete, Patch, Settle, Until, Wait},
+    DriverFault, PublishingBehavior,
+    UserAction::{self, AwaitPublished, Create, Delete, Patch, Settle, Until, Wait},
     WaitFor::{CallsCompleted, Deleted},
     WorkKind,
     objects::{CLAIM, claim, csi_node, volume, volume_attachment, with},
-    scenario::{Scenario, in_real_time},
+    scenario::Scenario,
 };
 
 const ATTACHMENT: &str = "/apis/storage.k8s.io/v1/volumeattachments/a";
@@ -59,15 +59,6 @@ fn register_driver(id: &str) -> UserAction {
 fn unregister_driver() -> UserAction {
     Patch(CSI_NODE, json!({"spec": {"drivers": []}}))
 }
-
-const LISTING_INTERVAL: &[(EnvironmentKind, &str)] =
-    &in_real_time("ListVolumes is called once a minute of real time");
-
-/// Reason to skip rows in which attacher and provisioner remove finalizers of one PersistentVolume: the role
-/// that gets a conflict repeats its driver call. This is harmless, but the row expects one call.
-const FINALIZER_RACE: &[(EnvironmentKind, &str)] = &in_real_time(
-    "attacher and provisioner remove their finalizers concurrently, and one of them gets a conflict",
-);
 
 pub(super) const FAILED_ATTACH: &[(WorkKind, &str)] =
     &[(WorkKind::Retry, "the attacher retries an attach that fails, without a call that cannot succeed")];
@@ -366,11 +357,10 @@ pub(super) fn scenarios() -> Vec<Scenario> {
         Scenario {
             name: "volume unpublished on the storage system: \
                   ListVolumes reports it and it is published again",
-            actions: after_setup([attach()]),
+            actions: after_setup([attach(), AwaitPublished("static-v id")]),
             publishing: publish_faults(vec![DriverFault::Reverted]),
             lists_published_nodes: true,
             calls: &["publish static-v id", "publish static-v id"],
-            skipped_on: LISTING_INTERVAL,
             ..attached()
         },
         Scenario {
@@ -415,7 +405,9 @@ pub(super) fn scenarios() -> Vec<Scenario> {
             volumes: &[],
             events: &["v Warning VolumeFailedDelete"],
             calls: &["publish static-v id", "unpublish static-v id", "delete static-v"],
-            skipped_on: FINALIZER_RACE,
+            // Attacher and provisioner remove their finalizers concurrently: the role that gets a conflict
+            // repeats its driver call, which is harmless.
+            races_calls: true,
             ..base()
         },
     ]
