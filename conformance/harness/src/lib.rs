@@ -17,6 +17,7 @@ pub mod cli;
 pub mod cofferdam;
 pub mod control_plane;
 pub mod driver;
+pub(crate) mod fake_clock;
 pub mod image;
 pub(crate) mod implementation;
 pub(crate) mod journal;
