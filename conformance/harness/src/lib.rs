@@ -27,6 +27,7 @@ pub mod leftovers;
 mod metric_names;
 pub mod namespace_init;
 pub mod namespaces;
+pub(crate) mod network_link;
 pub mod node;
 pub mod peers;
 pub(crate) mod pod;

@@ -185,7 +185,7 @@ pub const SUITES: &[Suite] = &[
     },
     Suite {
         name: "leases",
-        description: "the leader of three replicas ends or stops under load: another one takes over, and one \
+        description: "the leader of three replicas ends, stops or is cut off under load: another takes over, and one \
              calls the driver at a time",
         limit: MINUTE.saturating_mul(60),
         lane: SuiteLane::Background,
