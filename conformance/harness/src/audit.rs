@@ -1,7 +1,9 @@
 //! The API server's audit log of requests by Cofferdam's accounts.
 
 use std::{
-    fs, mem,
+    fs::{self, File},
+    io::{Read as _, Seek as _, SeekFrom},
+    mem,
     path::{Path, PathBuf},
 };
 
@@ -113,6 +115,17 @@ impl AuditEvent {
         self.response_status.as_ref().and_then(|status| status.code).is_none_or(|code| code >= 500)
     }
 
+    /// True if the request changes objects.
+    pub(crate) fn is_write(&self) -> bool {
+        matches!(self.verb.as_str(), "create" | "update" | "patch" | "delete" | "deletecollection")
+    }
+
+    /// True if the request is for the object with this resource and name.
+    pub(crate) fn is_of(&self, resource: &str, name: &str) -> bool {
+        let of_object = self.object_ref.as_ref().and_then(|object| object.name.as_deref());
+        self.resource() == resource && of_object == Some(name)
+    }
+
     /// The plural name of the object's resource, such as `leases`; empty for paths without a resource.
     pub(crate) fn resource(&self) -> &str {
         self.object_ref.as_ref().and_then(|object| object.resource.as_deref()).unwrap_or_default()
@@ -161,6 +174,47 @@ pub(crate) fn read(path: &Path) -> Result<Vec<AuditEvent>> {
     parse(&read_complete(path)?)
 }
 
+/// The requests that the API server writes to an audit log after a moment.
+pub(crate) struct AuditTail {
+    path: PathBuf,
+    /// Offset of the first byte that was not read.
+    offset: u64,
+    /// True if the bytes to the next line break belong to an earlier request.
+    is_in_line: bool,
+}
+
+impl AuditTail {
+    /// Starts after the requests in the log.
+    ///
+    /// # Errors
+    /// If the file does not exist.
+    pub(crate) fn new(path: PathBuf) -> Result<Self> {
+        let length = fs::metadata(&path).with_context(|| format!("no audit log {}", path.display()))?.len();
+        // The last byte is a line break unless the API server is writing a line.
+        Ok(Self { path, offset: length.saturating_sub(1), is_in_line: length > 0 })
+    }
+
+    /// The requests since the last call.
+    ///
+    /// # Errors
+    /// If the file cannot be read, or is not an audit log.
+    pub(crate) fn read(&mut self) -> Result<Vec<AuditEvent>> {
+        let mut file = File::open(&self.path)?;
+        file.seek(SeekFrom::Start(self.offset))?;
+        let mut new = Vec::new();
+        file.read_to_end(&mut new)?;
+        let Some(end) = new.iter().rposition(|byte| *byte == b'\n') else { return Ok(Vec::new()) };
+        new.truncate(end + 1);
+        self.offset += u64::try_from(new.len())?;
+        let text = String::from_utf8_lossy(&new);
+        let complete = match mem::take(&mut self.is_in_line) {
+            true => text.split_once('\n').map_or("", |(_, complete)| complete),
+            false => &text,
+        };
+        parse(complete)
+    }
+}
+
 /// The complete lines of a file. The API server may be writing another one.
 fn read_complete(path: &Path) -> Result<String> {
     let mut log = fs::read(path).with_context(|| format!("no audit log {}", path.display()))?;
@@ -180,8 +234,14 @@ pub(crate) fn parse(log: &str) -> Result<Vec<AuditEvent>> {
 fn forbidden_requests(log: &str) -> Result<Vec<String>> {
     let is_forbidden =
         |event: &AuditEvent| event.response_status.as_ref().and_then(|status| status.code) == Some(403);
-    let forbidden = parse(log)?.into_iter().filter(is_forbidden);
-    Ok(forbidden.map(|event| format!("{}: {} {}", event.user.username, event.verb, event.uri)).collect())
+    let mut forbidden = Vec::new();
+    // Not every line is decoded: the log of a long run has gigabytes.
+    for line in log.lines().filter(|line| line.contains("403")) {
+        let events = parse(line)?.into_iter().filter(is_forbidden);
+        forbidden
+            .extend(events.map(|event| format!("{}: {} {}", event.user.username, event.verb, event.uri)));
+    }
+    Ok(forbidden)
 }
 
 #[cfg(test)]
@@ -198,7 +258,35 @@ mod tests {
         };
         let log = line("patch", "\"code\":200") + &line("create", "\"status\":\"Failure\",\"code\":403");
         assert_eq!(forbidden_requests(&log).unwrap(), ["u: create /api/v1/persistentvolumes"]);
-        assert!(forbidden_requests("{}").is_err());
+        assert!(forbidden_requests("{\"code\":403}").is_err());
+    }
+
+    #[test]
+    fn a_tail_has_the_requests_that_were_written_completely_after_its_start() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("audit.log");
+        let line = |uri| json!({ "verb": "get", "requestURI": uri, "user": { "username": "u" } }).to_string();
+        let append = |text: &str| {
+            let before = fs::read_to_string(&path).unwrap_or_default();
+            fs::write(&path, before + text).unwrap();
+        };
+        let uris = |tail: &mut AuditTail| {
+            tail.read().unwrap().into_iter().map(|event| event.uri).collect::<Vec<_>>()
+        };
+        append("");
+        let mut of_all = AuditTail::new(path.clone()).unwrap();
+        append(&(line("/0") + "\n"));
+        let mut after_a_line = AuditTail::new(path.clone()).unwrap();
+        let second = line("/1");
+        let (begin, end) = second.split_at(5);
+        append(begin);
+        let mut within_a_line = AuditTail::new(path.clone()).unwrap();
+        assert_eq!(uris(&mut of_all), ["/0"]);
+        append(&format!("{end}\n{}\n", line("/2")));
+        assert_eq!(uris(&mut of_all), ["/1", "/2"]);
+        assert_eq!(uris(&mut after_a_line), ["/1", "/2"]);
+        assert_eq!(uris(&mut within_a_line), ["/2"]);
+        assert!(uris(&mut within_a_line).is_empty());
     }
 
     #[test]

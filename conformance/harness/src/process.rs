@@ -240,14 +240,22 @@ impl ManagedProcess {
     /// # Errors
     /// If the program has exited. The error contains the exit status and the end of the log.
     pub fn ensure_running(&mut self) -> Result<()> {
-        let status = self.child.as_mut().map_or(Ok(None), Child::try_wait)?;
-        match status {
+        match self.take_exit_status()? {
             None => Ok(()),
-            Some(status) => {
-                self.child = None;
-                Err(self.with_log_tail(anyhow!("{} ended by itself: {status}", self.spec.name)))
-            }
+            Some(status) => Err(self.with_log_tail(anyhow!("{} ended by itself: {status}", self.spec.name))),
         }
+    }
+
+    /// Exit status of the program, if it has exited since its last start and no method has reported that yet.
+    ///
+    /// # Errors
+    /// If the status cannot be read.
+    pub(crate) fn take_exit_status(&mut self) -> Result<Option<ExitStatus>> {
+        let status = self.child.as_mut().map_or(Ok(None), Child::try_wait)?;
+        if status.is_some() {
+            self.child = None;
+        }
+        Ok(status)
     }
 
     /// Stops the program and its process group with SIGTERM, and with SIGKILL if the program does not exit in

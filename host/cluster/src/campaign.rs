@@ -124,8 +124,9 @@ async fn wait_new_loss(
     }
 }
 
-/// Acquires the Leases one after the other, in the same order in each process, and renews those that it holds
-/// meanwhile. Returns their number: fewer than all if one was lost, or if `stop` has completed.
+/// Acquires the Leases one after the other, in the same order in each process. Meanwhile it renews those that
+/// it holds, and observes the later ones, so that it waits for the duration of a dead leader's Leases once,
+/// and not once for each. Returns their number: fewer than all if one was lost, or if `stop` has completed.
 ///
 /// # Errors
 /// [`LeaseInUse`]
@@ -135,9 +136,8 @@ async fn acquire_all(
 ) -> Result<usize, LeaseInUse> {
     tokio::pin!(stop);
     for index in 0..electors.len() {
-        let Some((next, held)) = electors.get_mut(..=index).and_then(<[_]>::split_last_mut) else {
-            return Ok(index);
-        };
+        let Some((first, later)) = electors.split_at_mut_checked(index + 1) else { return Ok(index) };
+        let Some((next, held)) = first.split_last_mut() else { return Ok(index) };
         let renewals: Vec<_> = held.iter_mut().map(|elector| Box::pin(elector.renew())).collect();
         let lost = async {
             match renewals.is_empty() {
@@ -145,9 +145,15 @@ async fn acquire_all(
                 false => select_all(renewals).await.0,
             }
         };
+        let observed = async {
+            join_all(later.iter_mut().map(LeaderElector::observe_renewals)).await;
+            // There is no later one.
+            pending::<()>().await;
+        };
         tokio::select! {
             biased;
             () = &mut stop => return Ok(index),
+            () = observed => {}
             lost = lost => {
                 tracing::warn!("{lost}");
                 return Ok(index);

@@ -10,6 +10,7 @@ mod lease_watch;
 
 use std::{
     collections::{BTreeMap, VecDeque},
+    convert::Infallible,
     hash::{BuildHasher as _, Hasher as _, RandomState},
     sync::Arc,
     time::Duration,
@@ -449,6 +450,25 @@ impl LeaderElector {
         if let Err(error) = self.watch_until_takeable().await {
             tracing::debug!(lease = self.lease(), %error, "cannot watch the lease");
             sleep_until(retry_at).await;
+        }
+    }
+
+    /// Observes the Lease and never returns. A later [`acquire`](Self::acquire) counts the Lease's duration
+    /// from the last renewal that was observed here.
+    pub async fn observe_renewals(&mut self) -> Infallible {
+        loop {
+            let observed = match self.read().await {
+                Ok(Some(lease)) => {
+                    self.observe(&lease.spec);
+                    self.watch_until_takeable().await
+                }
+                Ok(None) => Ok(()),
+                Err(error) => Err(error),
+            };
+            if let Err(error) = observed {
+                tracing::debug!(lease = self.lease(), %error, "cannot observe the lease");
+            }
+            sleep(self.candidate.durations.retry_period).await;
         }
     }
 

@@ -4,7 +4,7 @@
 mod common;
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, BTreeSet},
     sync::{
         Arc,
         atomic::{AtomicU64, Ordering},
@@ -16,6 +16,8 @@ use cofferdam_apiserver::ApiServer;
 use cofferdam_cluster::{
     Clock,
     api::ApiClient,
+    campaign::Campaign,
+    journal::LostJournals,
     leader_election::{InvalidLeaseDurations, LeaderElector, LeaseCandidate, LeaseDurations, LeaseLost},
     metrics::Metrics,
 };
@@ -23,7 +25,10 @@ use cofferdam_domain::term::{BootClock, PermitSource as _};
 use common::{FaultyApi, WriteFault, api, call, get};
 use http::{Method, StatusCode};
 use serde_json::{Value, json};
-use tokio::time::{Instant, sleep, timeout};
+use tokio::{
+    sync::watch,
+    time::{Instant, sleep, timeout},
+};
 
 const LEASE: &str = "/apis/coordination.k8s.io/v1/namespaces/storage/leases/driver-example";
 const LEASE_DURATION: Duration = Duration::from_secs(15);
@@ -117,6 +122,33 @@ async fn the_second_candidate_takes_the_lease_after_its_duration() {
     let lease = lease(&api).await;
     assert_eq!(lease["spec"]["holderIdentity"], "second");
     assert_eq!(lease["spec"]["leaseTransitions"], 1);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_candidate_for_two_leases_takes_both_after_one_duration() {
+    let api = api_with_namespace().await;
+    let wire = FaultyApi::new(&api);
+    let campaign = |identity: &str| {
+        let electors = ["driver-example", "external-attacher-driver-example"].map(|name| {
+            let candidate = LeaseCandidate { name: name.to_owned(), ..candidate(identity) };
+            let api = ApiClient::new(wire.client(), Metrics::default());
+            LeaderElector::new(api, clock(), Metrics::default(), candidate)
+        });
+        Campaign::new(BTreeSet::new(), electors.into())
+    };
+    let (first, second) = (campaign("first"), campaign("second"));
+    let (mut first_leads, mut second_leads) = (first.leadership(), second.leadership());
+    let first = tokio::spawn(first.run(watch::channel(LostJournals::new()).1));
+    first_leads.wait_term().await;
+    let second = tokio::spawn(second.run(watch::channel(LostJournals::new()).1));
+    // The second candidate has waited for longer than a duration when the first one dies.
+    sleep(Duration::from_secs(60)).await;
+    first.abort();
+    let died = Instant::now();
+    second_leads.wait_term().await;
+    let waited = died.elapsed();
+    assert!(waited <= LEASE_DURATION + Duration::from_secs(1), "{waited:?}");
+    second.abort();
 }
 
 #[tokio::test(start_paused = true)]

@@ -185,9 +185,9 @@ pub const SUITES: &[Suite] = &[
     },
     Suite {
         name: "leases",
-        description: "the leader of three replicas ends or stops under load: another one takes over, and one \
-             calls the driver at a time",
-        limit: MINUTE.saturating_mul(60),
+        description: "the leader of three replicas ends, stops or is cut off under load: another one takes \
+             over, and one calls the driver at a time",
+        limit: MINUTE.saturating_mul(180),
         lane: SuiteLane::Background,
         run: |run| Box::pin(sidecars::leases::run(run)),
     },

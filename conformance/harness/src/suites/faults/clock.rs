@@ -1,9 +1,8 @@
-//! The wall clock of `cofferdam` jumps: libfaketime (Debian's `faketime`) shifts it. CLOCK_MONOTONIC does not
-//! jump, as on a machine whose clock is set.
+//! The wall clock of `cofferdam` jumps.
 
-use std::{fs, path::Path, time::Instant};
+use std::time::Instant;
 
-use anyhow::{Context as _, Result, ensure};
+use anyhow::{Result, ensure};
 use k8s_openapi::{api::core::v1::Event, jiff::Timestamp};
 use kube::{Api, api::ListParams};
 
@@ -14,32 +13,22 @@ use super::{
         wait_recovery,
     },
 };
-use crate::claims::{Claims, ContinuousClaimLoad};
+use crate::{
+    claims::{Claims, ContinuousClaimLoad},
+    fake_clock::FakeClock,
+};
 
-const FAKETIME_LIBRARIES: [&str; 2] = [
-    "/usr/lib/x86_64-linux-gnu/faketime/libfaketimeMT.so.1",
-    "/usr/lib/aarch64-linux-gnu/faketime/libfaketimeMT.so.1",
-];
 /// Offsets from the real time in libfaketime's format, and the minimum number of Bound claims at each jump.
 /// The last jump returns to the real time.
 const CLOCK_JUMPS: [(&str, usize); 3] = [("+3d", BOUND_BEFORE_FAULT), ("-3d", 350), ("+0", 550)];
 const HOUR: i64 = 3_600;
 
 pub(super) async fn shift_clock(fixture: &mut FaultFixture<'_>) -> Result<()> {
-    let library = FAKETIME_LIBRARIES.into_iter().find(|library| Path::new(library).exists());
-    let library = library
-        .context("no libfaketime: expected Debian's package `faketime`, as `make peers` installs it")?;
-    let clock = fixture.run.scratch().join("clock");
-    fs::write(&clock, "+0")?;
-    let variables = [
-        ("LD_PRELOAD", library.to_owned()),
-        ("FAKETIME_TIMESTAMP_FILE", clock.display().to_string()),
-        ("FAKETIME_NO_CACHE", "1".to_owned()),
-        ("DONT_FAKE_MONOTONIC", "1".to_owned()),
-    ];
+    let clock = FakeClock::new(fixture.run, "clock")?;
     fixture.cofferdam.process.stop().await?;
     fixture.cofferdam =
-        CofferdamProcess::start(fixture.run, fixture.proxy.kubeconfig(), &fixture.driver, &variables).await?;
+        CofferdamProcess::start(fixture.run, fixture.proxy.kubeconfig(), &fixture.driver, &clock.variables())
+            .await?;
 
     let claims = Claims::new(fixture.plane.client(), "clock-jumps", DRIVER).await?;
     let run = fixture.run;
@@ -48,7 +37,7 @@ pub(super) async fn shift_clock(fixture: &mut FaultFixture<'_>) -> Result<()> {
         for (to, at) in CLOCK_JUMPS {
             claims.wait_bound(at, TIMEOUT).await?;
             claims.wait_unfinished(TIMEOUT).await?;
-            fs::write(&clock, to)?;
+            clock.set(to)?;
         }
         let count = load.finish();
         wait_recovery(run, &claims, "clock 3 days ahead, 3 days back, and correct", count, Instant::now())

@@ -1,96 +1,93 @@
-//! Three replicas of Cofferdam's provisioner compete for a Lease with the default durations. Each fault ends
-//! or stops the leader while at least 20 driver calls are in flight. The driver's own log shows when another
-//! replica calls the driver, and that two replicas never call it for one volume at the same time, except
-//! after the end of a process whose calls still run.
+//! Replicas of Cofferdam, each with the roles `provisioner` and `attacher`, compete for their Leases with the
+//! default durations. Each fault happens to the leader, or to etcd, while at least 20 driver calls are in
+//! flight. The driver's own log shows when another replica calls the driver, and that no call begins for a
+//! volume while another one is in flight, except one whose process was killed or stopped.
+//!
+//! The same faults can happen to replicas of csi-provisioner, whose results are printed and not checked.
 
 mod call_log;
+mod faults;
+mod load;
+mod replica;
 
-use std::{env, path::PathBuf, time::Duration};
+use std::{collections::BTreeMap, env, time::Duration};
 
-use anyhow::{Context as _, Result, ensure};
-use jiff::Timestamp;
-use rustix::process::Signal;
+use anyhow::{Context as _, Result, bail, ensure};
+use k8s_openapi::api::storage::v1::VolumeAttachment;
+use kube::{Api, api::ListParams};
 
-use super::slot::PROVISIONER;
+use super::{
+    simulated_node,
+    slot::{ATTACHER, PROVISIONER, Slot},
+};
 use crate::{
-    account::Account,
+    audit::AuditTail,
     claims::Claims,
     control_plane::{BINDER_CONTROLLERS, ControlPlane, ControlPlaneOptions},
     driver::CsiDriverProcess,
-    journal, namespaces,
-    process::ManagedProcess,
+    implementation::Implementation,
+    journal,
     run::SuiteRun,
-    sidecar,
     wait::until,
 };
-use call_log::{Call, CallLog};
+use call_log::CallLog;
+use faults::{Fault, Faults, HandledFault};
+use load::Load;
+use replica::Replica;
 
 const DRIVER: &str = "leases.conformance.cofferdam.dev";
 const NAMESPACE: &str = "leases";
+const NODE: &str = "node-1";
 const TIMEOUT: Duration = Duration::from_secs(120);
-const REPLICAS: usize = 3;
 /// Duration of each driver call.
 const LATENCY: &str = "--latency=200ms";
-/// Minimum number of driver calls in flight at a fault.
-const MIN_IN_FLIGHT: usize = 20;
-/// Number of claims that are created before each fault.
-const CLAIMS_PER_FAULT: usize = 300;
 /// Number of rounds without the variable `ROUNDS`.
 const ROUNDS: usize = 2;
-/// Time for which a process goes on after SIGCONT before the round ends, in which it must not act.
-const AFTER_RESUME: Duration = Duration::from_secs(5);
-
-/// How the leader ends or stops.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Fault {
-    /// SIGTERM.
-    Terminate,
-    /// SIGKILL.
-    Kill,
-    /// SIGSTOP, and SIGCONT after another replica leads.
-    Pause,
-}
-
-impl Fault {
-    const ALL: [Self; 3] = [Self::Terminate, Self::Kill, Self::Pause];
-
-    const fn signal(self) -> Signal {
-        match self {
-            Self::Terminate => Signal::TERM,
-            Self::Kill => Signal::KILL,
-            Self::Pause => Signal::STOP,
-        }
-    }
-
-    const fn name(self) -> &'static str {
-        match self {
-            Self::Terminate => "SIGTERM",
-            Self::Kill => "SIGKILL",
-            Self::Pause => "SIGSTOP",
-        }
-    }
-}
-
-/// A fault that happened.
-struct HandledFault {
-    fault: Fault,
-    /// Time from the fault to the next call of another replica.
-    gap: Duration,
-    /// Calls that the paused process began after SIGCONT.
-    late_calls: usize,
-}
-
-/// A replica, with a socket of the driver of its own: the driver's log names it.
-struct Replica {
-    socket: String,
-    process: ManagedProcess,
-}
+/// From this number of rounds, the faults also happen to csi-provisioner.
+const ROUNDS_WITH_UPSTREAM: usize = 30;
+/// Minimum number of claims. One of four is attached.
+const MIN_CLAIMS: usize = 1_000;
+/// Time without a load in which the writes of the Leases are counted.
+const IDLE: Duration = Duration::from_secs(20);
+/// Maximum number of writes of each Lease per second without a load.
+const IDLE_WRITES_PER_SECOND: f64 = 0.2;
 
 pub(in crate::suites) async fn run(run: &SuiteRun) -> Result<()> {
     let rounds = match env::var("ROUNDS") {
         Ok(text) => text.parse().with_context(|| format!("ROUNDS={text:?}: expected a number"))?,
         Err(_) => ROUNDS,
     };
+    let has_upstream = match env::var("UPSTREAM").as_deref() {
+        Ok("1") => true,
+        Ok("0") => false,
+        Ok(text) => bail!("UPSTREAM={text:?}: expected 0 or 1"),
+        Err(_) => rounds >= ROUNDS_WITH_UPSTREAM,
+    };
+    let implementations = [Some(Implementation::Cofferdam), has_upstream.then_some(Implementation::Upstream)];
+    for implementation in implementations.into_iter().flatten() {
+        let name = implementation.as_str();
+        let part = run.subdirectory(&name.to_lowercase())?;
+        let add_note = |note: &str| run.add_note(&format!("{name}: {note}"));
+        compete(&part, implementation, rounds, &add_note).await.context(name)?;
+    }
+    Ok(())
+}
+
+const fn replica_count(implementation: Implementation) -> usize {
+    match implementation {
+        Implementation::Cofferdam => 3,
+        Implementation::Upstream => 2,
+    }
+}
+
+/// Lets the replicas of an implementation compete, and adds notes.
+async fn compete(
+    run: &SuiteRun,
+    implementation: Implementation,
+    rounds: usize,
+    add_note: &dyn Fn(&str) -> Result<()>,
+) -> Result<()> {
+    let is_cofferdam = implementation == Implementation::Cofferdam;
     let options = ControlPlaneOptions {
         controllers: Some(BINDER_CONTROLLERS.to_owned()),
         ..ControlPlaneOptions::default()
@@ -98,141 +95,137 @@ pub(in crate::suites) async fn run(run: &SuiteRun) -> Result<()> {
     let plane = ControlPlane::start(run, options).await?;
     let client = plane.client();
     let log = CallLog::new(run.directory().join("calls.jsonl"));
-    let sockets: Vec<PathBuf> =
-        (0..REPLICAS).map(|number| run.scratch().join(format!("replica-{number}.sock"))).collect();
+    let sockets: Vec<String> = (0..replica_count(implementation))
+        .map(|number| run.scratch().join(format!("replica-{number}.sock")).display().to_string())
+        .collect();
     let flags: Vec<String> = sockets
         .iter()
-        .map(|socket| format!("--further-socket={}", socket.display()))
+        .map(|socket| format!("--further-socket={socket}"))
         .chain([LATENCY.to_owned(), "--any-node".to_owned(), log.flag()])
         .collect();
     let flags: Vec<&str> = flags.iter().map(String::as_str).collect();
     let mut driver = CsiDriverProcess::start(run, DRIVER, &flags).await?;
+    simulated_node::register(client, NODE, DRIVER, NODE, &BTreeMap::new()).await?;
     let claims = Claims::new(client, NAMESPACE, DRIVER).await?;
+    let load = Load::new(client, claims.clone(), NAMESPACE, DRIVER, is_cofferdam.then_some(NODE), MIN_CLAIMS);
     let mut replicas = Vec::new();
-    for (number, socket) in sockets.iter().enumerate() {
-        let process = start(run, &plane, number, socket).await?;
-        replicas.push(Replica { socket: socket.display().to_string(), process });
+    for (number, socket) in sockets.into_iter().enumerate() {
+        replicas.push(Replica::start(run, &plane, implementation, number, socket).await?);
     }
 
-    let mut handled = Vec::new();
-    let mut count = 0;
-    for round in 0..rounds {
-        for fault in Fault::ALL {
-            let numbers = count..count + CLAIMS_PER_FAULT;
-            count = numbers.end;
-            let (found, ()) = tokio::try_join!(hand_over(&mut replicas, &log, fault), claims.create(numbers))
-                .with_context(|| format!("round {round}, {}", fault.name()))?;
-            handled.push(found);
-            claims.wait_bound(count, TIMEOUT).await?;
-            for replica in &mut replicas {
-                if replica.process.id().is_none() {
-                    replica.process.restart()?;
-                }
-                replica.process.ensure_running()?;
-            }
+    let faults =
+        Faults { implementation, plane: &plane, replicas: &replicas, log: &log, audit: run.log("audit") };
+    let played = async {
+        let mut handled = Vec::new();
+        for round in 0..rounds {
+            faults.play_round(&mut handled).await.with_context(|| format!("round {round}"))?;
         }
-    }
-    claims.ensure_consistent(count, &driver.volumes().await?).await?;
-    claims.delete(0..count).await?;
-    until("nothing is left", TIMEOUT, async || {
-        claims.wait_remaining(0, TIMEOUT).await?;
-        journal::ensure_intents(client, 0).await?;
-        let stored = driver.volumes().await?;
-        ensure!(stored.is_empty(), "the driver has {stored:?}");
-        Ok(())
-    })
-    .await?;
+        load.stop();
+        Ok(handled)
+    };
+    let work = async {
+        let (handled, ()) = tokio::try_join!(played, load.run())?;
+        until("nothing is left", TIMEOUT, async || ensure_nothing_left(&plane, &claims, &driver).await)
+            .await
+            .or_else(|error| if is_cofferdam { Err(error) } else { Ok(()) })?;
+        let idle = count_idle_writes(run, implementation).await?;
+        anyhow::Ok((handled, idle))
+    };
+    let (handled, idle) = tokio::select! {
+        finished = work => finished?,
+        ended = replica::supervise(&replicas) => {
+            ended?;
+            bail!("the processes are no longer checked");
+        }
+    };
 
-    let calls = log.read()?;
-    call_log::ensure_no_overlap(&calls)?;
-    for fault in Fault::ALL {
-        run.add_note(&summary(fault, &handled))?;
+    let overlaps = log.overlaps(&load.names())?;
+    for note in Fault::ALL.iter().filter_map(|fault| summary(*fault, &handled)).chain(idle) {
+        add_note(&note)?;
     }
-    for Replica { mut process, .. } in replicas {
-        process.stop().await?;
+    let restarts: usize = replicas.iter().map(|replica| replica.restarts.get()).sum();
+    let stored = driver.volumes().await?.len();
+    add_note(&format!(
+        "{rounds} rounds, {} claims, {} attachments; {restarts} processes ended by themselves, {} calls began \
+         for a volume during another replica's, {stored} volumes are left; calls: {:?}",
+        load.created(),
+        load.attached(),
+        overlaps.len(),
+        log.counts(),
+    ))?;
+    if let Some(overlap) = overlaps.first().filter(|_| is_cofferdam) {
+        bail!("{} calls overlap, first {:?} and {:?}", overlaps.len(), overlap.earlier, overlap.later);
+    }
+    for replica in replicas {
+        replica.stop().await?;
     }
     driver.process.stop().await?;
     plane.stop().await
 }
 
-/// Starts a replica, which waits for the Lease or leads.
-async fn start(
-    run: &SuiteRun,
-    plane: &ControlPlane,
-    number: usize,
-    socket: &std::path::Path,
-) -> Result<ManagedProcess> {
-    let name = format!("replica-{number}");
-    let account = Account::with_name(run, plane, &name, &[PROVISIONER.role], &[]).await?;
-    let namespace = format!("--leader-election-namespace={}", namespaces::COFFERDAM);
-    let arguments = ["--leader-election", namespace.as_str(), "--timeout=30s", "--immediate-topology=false"];
-    let spec = sidecar::cofferdam_command(run, PROVISIONER.name)?.name(&name).host_name(&name);
-    sidecar::start_program(run, spec, account.kubeconfig(), socket, &arguments).await
+/// Checks that neither objects nor volumes nor intents of the load are left.
+async fn ensure_nothing_left(plane: &ControlPlane, claims: &Claims, driver: &CsiDriverProcess) -> Result<()> {
+    claims.wait_remaining(0, TIMEOUT).await?;
+    let attachments = Api::<VolumeAttachment>::all(plane.client().clone());
+    let attachments = attachments.list(&ListParams::default()).await?.items.len();
+    ensure!(attachments == 0, "{attachments} VolumeAttachments");
+    journal::ensure_intents(plane.client(), 0).await?;
+    let stored = driver.volumes().await?;
+    ensure!(stored.is_empty(), "the driver has {stored:?}");
+    Ok(())
 }
 
-/// Waits until calls are in flight, lets the fault happen to their replica, and waits until another one calls
-/// the driver.
-async fn hand_over(replicas: &mut [Replica], log: &CallLog, fault: Fault) -> Result<HandledFault> {
-    let socket = until("calls are in flight", TIMEOUT, async || {
-        let in_flight = log.in_flight()?;
-        let (socket, count) = in_flight.into_iter().max_by_key(|(_, count)| *count).context("none")?;
-        ensure!(count >= MIN_IN_FLIGHT, "{count}");
-        Ok(socket)
-    })
-    .await?;
-    let leader = replicas
-        .iter_mut()
-        .find(|replica| replica.socket == socket)
-        .with_context(|| format!("{socket} is not the socket of a replica"))?;
-    let at = Timestamp::now();
-    leader.process.signal(fault.signal())?;
-    if fault == Fault::Kill {
-        leader.process.wait_exit(TIMEOUT).await?;
-        log.record_end_of_process(&socket, at);
+/// Counts the writes of each Lease without a load. Returns notes.
+async fn count_idle_writes(run: &SuiteRun, implementation: Implementation) -> Result<Vec<String>> {
+    let slots: &[Slot] = match implementation {
+        Implementation::Cofferdam => &[PROVISIONER, ATTACHER],
+        Implementation::Upstream => &[PROVISIONER],
+    };
+    let mut tail = AuditTail::new(run.log("audit"))?;
+    tokio::time::sleep(IDLE).await;
+    let events = tail.read()?;
+    let mut notes = Vec::new();
+    for slot in slots {
+        let lease = slot.lease(DRIVER);
+        let writes = events.iter().filter(|event| event.is_write() && event.is_of("leases", &lease)).count();
+        // Writes at both ends of the time belong to it.
+        let most = IDLE_WRITES_PER_SECOND * IDLE.as_secs_f64() + 1.0;
+        #[expect(clippy::cast_precision_loss, reason = "a small number")]
+        let number = writes as f64;
+        ensure!(
+            writes > 0 && number <= most,
+            "{writes} writes of the Lease {lease} in {IDLE:?} without a load: expected 1 to {most}"
+        );
+        notes.push(format!("{writes} writes of the Lease {lease} in {} s without a load", IDLE.as_secs()));
     }
-    let is_next = |call: &&Call| call.socket != socket && call.started > at;
-    let next = until("another replica calls the driver", TIMEOUT, async || {
-        log.read()?.into_iter().find(|call| is_next(&call)).context("none")
-    })
-    .await?;
-    let gap = next.started.duration_since(at).try_into()?;
-    let mut late_calls = 0;
-    match fault {
-        Fault::Terminate => drop(leader.process.wait_exit(TIMEOUT).await?),
-        Fault::Kill => {}
-        Fault::Pause => {
-            log.record_end_of_process(&socket, at);
-            let resumed = Timestamp::now();
-            leader.process.resume()?;
-            tokio::time::sleep(AFTER_RESUME).await;
-            let calls = log.read()?;
-            late_calls = calls.iter().filter(|call| call.socket == socket && call.started > resumed).count();
-            let threads = std::thread::available_parallelism()?.get();
-            ensure!(late_calls <= threads, "{late_calls} calls after SIGCONT: expected at most {threads}");
-            leader.process.ensure_running()?;
-        }
-    }
-    if fault == Fault::Terminate {
-        let calls = log.read()?;
-        let late = calls.iter().find(|call| call.socket == socket && call.started > next.started);
-        ensure!(late.is_none(), "the former leader began {late:?} after {next:?}");
-    }
-    Ok(HandledFault { fault, gap, late_calls })
+    Ok(notes)
 }
 
-/// Percentiles of the gaps after a fault.
-fn summary(fault: Fault, handled: &[HandledFault]) -> String {
+/// Percentiles of the times after a fault.
+fn summary(fault: Fault, handled: &[HandledFault]) -> Option<String> {
     let of_fault = || handled.iter().filter(|handled| handled.fault == fault);
     let mut gaps: Vec<Duration> = of_fault().map(|handled| handled.gap).collect();
     gaps.sort_unstable();
-    let seconds = |gap: Option<&Duration>| gap.map_or(0.0, Duration::as_secs_f64);
-    let late: usize = of_fault().map(|handled| handled.late_calls).sum();
-    let late = if fault == Fault::Pause { format!(", {late} calls after SIGCONT") } else { String::new() };
-    format!(
-        "{} of the leader, {} times: the next call of another replica after {:.2} s (median), at most {:.2} s{late}",
-        fault.name(),
+    let (median, longest) = (gaps.get(gaps.len() / 2)?, gaps.last()?);
+    let mut text = format!(
+        "{}, {} times: {} after {:.2} s (median), at most {:.2} s",
+        fault.description(),
         gaps.len(),
-        seconds(gaps.get(gaps.len() / 2)),
-        seconds(gaps.last()),
-    )
+        fault.measured(),
+        median.as_secs_f64(),
+        longest.as_secs_f64(),
+    );
+    match fault {
+        Fault::Stop => {
+            let calls = of_fault().map(|handled| handled.late_calls).max().unwrap_or_default();
+            let writes = of_fault().map(|handled| handled.late_writes).max().unwrap_or_default();
+            text += &format!("; at most {calls} calls and {writes} writes after SIGCONT");
+        }
+        Fault::Clock => {
+            let changes = of_fault().filter(|handled| handled.has_new_leader).count();
+            text += &format!("; {changes} times another replica led afterwards");
+        }
+        Fault::Terminate | Fault::Kill | Fault::Cut | Fault::Etcd => {}
+    }
+    Some(text)
 }

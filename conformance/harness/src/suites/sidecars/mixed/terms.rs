@@ -93,7 +93,7 @@ pub(super) fn check(requests: &[AuditEvent], lease: &str, replicas: &[&Replica])
     let mut holders: Vec<(Timestamp, Option<&Replica>)> = Vec::new();
     let mut summary = Summary::default();
     // The audit log is in the order in which its lines were written, which may differ.
-    let mut by_completion: Vec<&AuditEvent> = requests.iter().filter(|request| is_write(request)).collect();
+    let mut by_completion: Vec<&AuditEvent> = requests.iter().filter(|request| request.is_write()).collect();
     by_completion.sort_by_key(|request| request.completed);
     for request in by_completion {
         let name = request.object_ref.as_ref().and_then(|object| object.name.as_deref());
@@ -119,7 +119,7 @@ pub(super) fn check(requests: &[AuditEvent], lease: &str, replicas: &[&Replica])
         }
         holders.push((request.completed.context("a request without a time")?, holder));
     }
-    for request in requests.iter().filter(|request| is_write(request)) {
+    for request in requests.iter().filter(|request| request.is_write()) {
         let Some(replica) = by_user.get(&request.user.username) else { continue };
         if WRITTEN_WITHOUT_LEASE.contains(&request.resource()) {
             continue;
@@ -146,10 +146,6 @@ pub(super) fn check(requests: &[AuditEvent], lease: &str, replicas: &[&Replica])
         );
     }
     Ok(summary)
-}
-
-fn is_write(request: &AuditEvent) -> bool {
-    matches!(request.verb.as_str(), "create" | "update" | "patch" | "delete" | "deletecollection")
 }
 
 #[cfg(test)]
