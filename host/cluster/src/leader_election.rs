@@ -52,6 +52,9 @@ const JITTER_FACTOR: f64 = 1.2;
 const HEALTH_TOLERANCE: Duration = Duration::from_secs(20);
 /// Time within which the event of a released Lease is sent.
 const EVENT_TIMEOUT: Duration = Duration::from_secs(2);
+/// Longest wait for the next attempt to acquire after the API server was unavailable. client-go waits for the
+/// retry period; here work resumes soon after an outage.
+const UNAVAILABLE_RETRY_PERIOD: Duration = Duration::from_secs(1);
 /// Number of conflicts after which an attempt waits for the retry period, as after another error.
 const MAX_CONFLICTS: usize = 3;
 /// `reason` of events.
@@ -411,6 +414,7 @@ impl LeaderElector {
                 return Err(LeaseInUse { lease: self.lease(), holder });
             }
             let (started, sent_at) = (Instant::now(), (self.boot_clock)());
+            let mut longest_wait = Duration::MAX;
             match self.attempt(Aim::Acquire, started).await {
                 Ok(Attempt::Held) => {
                     let end = sent_at + self.candidate.durations.renew_deadline;
@@ -427,18 +431,23 @@ impl LeaderElector {
                     conflicts += 1;
                     continue;
                 }
-                Err(error) => tracing::warn!(lease = self.lease(), %error, "cannot acquire the lease yet"),
+                Err(error) => {
+                    tracing::warn!(lease = self.lease(), %error, "cannot acquire the lease yet");
+                    if matches!(error, ApiError::Unavailable { .. }) {
+                        longest_wait = UNAVAILABLE_RETRY_PERIOD;
+                    }
+                }
             }
             self.attempts += 1;
-            self.wait_for_attempt().await;
+            self.wait_for_attempt(longest_wait).await;
         }
     }
 
     /// Waits until the next attempt to acquire the Lease: until the holder releases it, or has not renewed it
     /// for its duration. If nobody holds the Lease now, or it cannot be watched, the retry period ends the
-    /// wait, as in client-go.
-    async fn wait_for_attempt(&mut self) {
-        let retry_at = Instant::now() + self.jittered_retry_period();
+    /// wait, as in client-go, but at most `longest_wait`.
+    async fn wait_for_attempt(&mut self, longest_wait: Duration) {
+        let retry_at = Instant::now() + self.jittered_retry_period().min(longest_wait);
         let is_held_by_other = |held: &Observation| {
             held.spec.holder().is_some()
                 && held.at.elapsed() < held.spec.duration()

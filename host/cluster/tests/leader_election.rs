@@ -458,6 +458,21 @@ async fn a_candidate_waits_for_permission_and_for_a_stranger() {
     assert!(timeout(Duration::from_secs(30), second.acquire()).await.is_ok());
 }
 
+#[tokio::test(start_paused = true)]
+async fn a_candidate_leads_soon_after_an_outage() {
+    let api = api_with_namespace().await;
+    let wire = FaultyApi::new(&api);
+    let mut first = elector(&wire, "first");
+    wire.faults.lock().unwrap().extend(vec![WriteFault::Refused(StatusCode::SERVICE_UNAVAILABLE); 100]);
+    assert!(timeout(Duration::from_secs(20), first.acquire()).await.is_err());
+    let sent = 100 - wire.faults.lock().unwrap().len();
+    assert!((10..=21).contains(&sent), "{sent} requests");
+    let acquiring = tokio::spawn(async move { first.acquire().await });
+    sleep(Duration::from_secs(20)).await;
+    wire.faults.lock().unwrap().clear();
+    assert!(timeout(Duration::from_secs(2), acquiring).await.is_ok());
+}
+
 #[test]
 fn durations_that_do_not_fit_are_rejected() {
     let seconds = Duration::from_secs;
