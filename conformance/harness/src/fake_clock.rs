@@ -52,6 +52,9 @@ impl FakeClock {
     /// # Errors
     /// If the file cannot be written.
     pub(crate) fn set(&self, offset: &str) -> Result<()> {
-        Ok(fs::write(&self.file, offset)?)
+        // The process reads the file at any time, and must not see it empty.
+        let new = self.file.with_extension("new");
+        fs::write(&new, offset)?;
+        Ok(fs::rename(new, &self.file)?)
     }
 }

@@ -1,7 +1,7 @@
 //! A campaign of a process for Leases: the process leads while it holds all of them. After the loss of one,
 //! it gives the others up and competes again.
 
-use std::{collections::BTreeSet, future::pending, time::Duration};
+use std::{collections::BTreeSet, convert::Infallible, future::pending, time::Duration};
 
 use cofferdam_domain::{DriverName, term::Term};
 use futures::future::{join_all, select_all};
@@ -148,12 +148,12 @@ async fn acquire_all(
         let observed = async {
             join_all(later.iter_mut().map(LeaderElector::observe_renewals)).await;
             // There is no later one.
-            pending::<()>().await;
+            pending::<Infallible>().await
         };
         tokio::select! {
             biased;
             () = &mut stop => return Ok(index),
-            () = observed => {}
+            never = observed => match never {},
             lost = lost => {
                 tracing::warn!("{lost}");
                 return Ok(index);

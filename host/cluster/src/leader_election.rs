@@ -52,8 +52,8 @@ const JITTER_FACTOR: f64 = 1.2;
 const HEALTH_TOLERANCE: Duration = Duration::from_secs(20);
 /// Time within which the event of a released Lease is sent.
 const EVENT_TIMEOUT: Duration = Duration::from_secs(2);
-/// Longest wait for the next attempt to acquire after the API server was unavailable. client-go waits for the
-/// retry period; here work resumes soon after an outage.
+/// Longest period, before its extension, between two attempts to acquire while the API server is unavailable.
+/// client-go waits for the retry period; here work resumes soon after an outage.
 const UNAVAILABLE_RETRY_PERIOD: Duration = Duration::from_secs(1);
 /// Number of conflicts after which an attempt waits for the retry period, as after another error.
 const MAX_CONFLICTS: usize = 3;
@@ -445,9 +445,10 @@ impl LeaderElector {
 
     /// Waits until the next attempt to acquire the Lease: until the holder releases it, or has not renewed it
     /// for its duration. If nobody holds the Lease now, or it cannot be watched, the retry period ends the
-    /// wait, as in client-go, but at most `longest_wait`.
+    /// wait, as in client-go. `longest_wait` limits the period before its extension.
     async fn wait_for_attempt(&mut self, longest_wait: Duration) {
-        let retry_at = Instant::now() + self.jittered_retry_period().min(longest_wait);
+        let retry_at =
+            Instant::now() + self.jittered(self.candidate.durations.retry_period.min(longest_wait));
         let is_held_by_other = |held: &Observation| {
             held.spec.holder().is_some()
                 && held.at.elapsed() < held.spec.duration()
@@ -776,15 +777,15 @@ impl LeaderElector {
         Ok(ReadLease { object, spec })
     }
 
-    /// A retry period that is extended by up to 120 %, so that processes do not compete at the same times.
+    /// A period that is extended by up to 120 %, so that processes do not compete at the same times.
     /// The extension depends on the identity and on the number of attempts.
-    fn jittered_retry_period(&self) -> Duration {
+    fn jittered(&self, period: Duration) -> Duration {
         let mut hasher = FnvHasher::default();
         hasher.write(self.candidate.identity.as_bytes());
         hasher.write_u64(self.attempts);
         let [fraction, ..] = hasher.finish().to_le_bytes();
         let extension = JITTER_FACTOR * f64::from(fraction) / f64::from(u8::MAX);
-        self.candidate.durations.retry_period.mul_f64(1.0 + extension)
+        period.mul_f64(1.0 + extension)
     }
 
     fn lease_seconds(&self) -> i64 {

@@ -466,11 +466,11 @@ async fn a_candidate_leads_soon_after_an_outage() {
     wire.faults.lock().unwrap().extend(vec![WriteFault::Refused(StatusCode::SERVICE_UNAVAILABLE); 100]);
     assert!(timeout(Duration::from_secs(20), first.acquire()).await.is_err());
     let sent = 100 - wire.faults.lock().unwrap().len();
-    assert!((10..=21).contains(&sent), "{sent} requests");
+    assert!((9..=20).contains(&sent), "{sent} requests");
     let acquiring = tokio::spawn(async move { first.acquire().await });
     sleep(Duration::from_secs(20)).await;
     wire.faults.lock().unwrap().clear();
-    assert!(timeout(Duration::from_secs(2), acquiring).await.is_ok());
+    assert!(timeout(Duration::from_millis(2_200), acquiring).await.is_ok());
 }
 
 #[test]

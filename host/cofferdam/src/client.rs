@@ -59,6 +59,13 @@ pub(crate) struct ClientSettings {
     pub(crate) namespace: Option<String>,
 }
 
+impl ClientSettings {
+    /// True if `--master` alone selects the cluster.
+    const fn is_master_only(&self, environment: &ClientEnvironment) -> bool {
+        self.master.is_some() && self.kubeconfig.is_none() && environment.kubeconfig.is_none()
+    }
+}
+
 impl From<&Configuration> for ClientSettings {
     fn from(configuration: &Configuration) -> Self {
         Self {
@@ -174,8 +181,7 @@ pub(crate) async fn load(
     environment: &ClientEnvironment,
 ) -> Result<ClientConfig, ClientError> {
     if let Some(url) = &settings.master
-        && settings.kubeconfig.is_none()
-        && environment.kubeconfig.is_none()
+        && settings.is_master_only(environment)
     {
         // As in client-go, the URL alone means a connection without credentials.
         let namespace = settings.namespace.clone().unwrap_or_else(|| "default".to_owned());
@@ -212,6 +218,9 @@ pub(crate) async fn load(
 /// The files of the client's configuration and credentials that [`load`] reads once. kube reads files with
 /// tokens again by itself.
 pub(crate) fn files(settings: &ClientSettings, environment: &ClientEnvironment) -> Vec<PathBuf> {
+    if settings.is_master_only(environment) {
+        return Vec::new();
+    }
     let kubeconfigs = match environment.choose_source(settings.kubeconfig.as_deref()) {
         // kube's path.
         Ok(ClientConfigSource::InCluster) => {
@@ -342,7 +351,7 @@ fn credential_error_message(error: &kube::Error) -> String {
     if let kube::Error::InferKubeconfig(error) = error {
         return redacted_message(error);
     }
-    if let kube::Error::ProxyProtocolDisabled { .. } = error {
+    if let kube::Error::ProxyProtocolDisabled { .. } | kube::Error::ProxyProtocolUnsupported { .. } = error {
         // kube's message has the proxy's password.
         return "proxy-url is set: expected none, connections through a proxy are not supported".to_owned();
     }

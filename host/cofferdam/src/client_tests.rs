@@ -101,15 +101,17 @@ async fn kubeconfig_errors_never_quote_the_file() {
 
 #[tokio::test]
 async fn a_proxy_password_is_not_in_the_error() {
-    let text = format!(
-        "apiVersion: v1\nkind: Config\ncurrent-context: c\ncontexts: [{{name: c, context: {{cluster: k, \
-         user: u}}}}]\n\
-         clusters: [{{name: k, cluster: {{server: 'https://127.0.0.1:1', proxy-url: \
-         'http://me:{TOKEN}@127.0.0.1:2'}}}}]\n\
-         users: [{{name: u, user: {{}}}}]\n",
-    );
-    let error = one_line(&connect_with_kubeconfig(&text, "test").await.err().unwrap());
-    assert!(error.contains("proxy-url is set") && !error.contains(TOKEN), "{error}");
+    for scheme in ["http", "socks5", "socks5h"] {
+        let text = format!(
+            "apiVersion: v1\nkind: Config\ncurrent-context: c\ncontexts: [{{name: c, context: {{cluster: k, \
+             user: u}}}}]\n\
+             clusters: [{{name: k, cluster: {{server: 'https://127.0.0.1:1', proxy-url: \
+             '{scheme}://me:{TOKEN}@127.0.0.1:2'}}}}]\n\
+             users: [{{name: u, user: {{}}}}]\n",
+        );
+        let error = one_line(&connect_with_kubeconfig(&text, "test").await.err().unwrap());
+        assert!(error.contains("proxy-url is set") && !error.contains(TOKEN), "{error}");
+    }
 }
 
 #[tokio::test]

@@ -5,17 +5,15 @@
 //! needs a restart.
 
 mod connection;
+mod files;
 
-use std::{
-    collections::BTreeMap,
-    os::unix::fs::MetadataExt as _,
-    path::{Path, PathBuf},
-    time::Duration,
-};
+use std::{collections::BTreeMap, time::Duration};
 
 use cofferdam_wasm::{Engine, ReloadError};
 use tokio::time::{Instant, interval_at};
 use tokio_util::sync::CancellationToken;
+
+use files::{FileVersions, file_version};
 
 use crate::{
     config::{BackendSection, ConfigError, Configuration, ResolvedConfig},
@@ -31,12 +29,6 @@ const CHECK_INTERVAL: Duration = Duration::from_secs(10);
 
 /// Resolves the configuration from its sources.
 pub(crate) type ConfigSource = Box<dyn Fn() -> Result<ResolvedConfig, ConfigError> + Send + Sync>;
-
-/// Device, inode, size, and times of the last change of the content and of the inode, in nanoseconds.
-type FileVersion = (u64, u64, u64, (i64, i64), (i64, i64));
-
-/// Versions of the files of a section; `None` for a file that cannot be read.
-type FileVersions = BTreeMap<PathBuf, Option<FileVersion>>;
 
 /// Versions of the files of each section.
 pub(crate) type SectionFiles = BTreeMap<String, FileVersions>;
@@ -236,13 +228,6 @@ pub(crate) fn section_files(configuration: &Configuration) -> SectionFiles {
 
 fn file_versions(section: &BackendSection) -> FileVersions {
     section.files().into_iter().map(|path| (path.clone(), file_version(&path))).collect()
-}
-
-fn file_version(path: &Path) -> Option<FileVersion> {
-    let metadata = std::fs::metadata(path).ok()?;
-    let modified = (metadata.mtime(), metadata.mtime_nsec());
-    let changed = (metadata.ctime(), metadata.ctime_nsec());
-    Some((metadata.dev(), metadata.ino(), metadata.size(), modified, changed))
 }
 
 #[cfg(test)]

@@ -1,4 +1,4 @@
-use std::collections::HashMap;
+use std::{collections::HashMap, path::Path};
 
 use cofferdam_backend::Call;
 use cofferdam_domain::storage::CapacityQuery;

@@ -1,6 +1,6 @@
 //! The check that no scheduler waits for CSIStorageCapacity objects, which this program does not write.
 
-use std::time::Duration;
+use std::{collections::BTreeSet, time::Duration};
 
 use cofferdam_domain::DriverName;
 use k8s_openapi::api::storage::v1::CSIDriver;
@@ -14,16 +14,17 @@ const INTERVAL: Duration = Duration::from_secs(60);
 
 /// Rejects drivers whose CSIDriver has `storageCapacity: true`. For a pod with a WaitForFirstConsumer claim,
 /// the scheduler then accepts only nodes with enough capacity in the driver's CSIStorageCapacity objects, and
-/// nobody would keep these up to date. The first CSIDriver that cannot be read is logged.
+/// nobody would keep these up to date. A CSIDriver that cannot be read is logged once, until it can be read.
 pub(crate) struct StorageCapacityCheck {
     api: Api<CSIDriver>,
     drivers: Vec<DriverName>,
-    has_warned: bool,
+    /// Drivers whose CSIDriver could not be read at the last check.
+    unreadable: BTreeSet<DriverName>,
 }
 
 impl StorageCapacityCheck {
     pub(crate) fn new(client: kube::Client, drivers: Vec<DriverName>) -> Self {
-        Self { api: Api::all(client), drivers, has_warned: false }
+        Self { api: Api::all(client), drivers, unreadable: BTreeSet::new() }
     }
 
     /// Checks the CSIDriver of each driver once.
@@ -36,15 +37,17 @@ impl StorageCapacityCheck {
                 Ok(Some(object)) if object.spec.storage_capacity == Some(true) => {
                     return Err(CommandError::StorageCapacity(driver.clone()));
                 }
-                Err(error) if !self.has_warned => {
-                    self.has_warned = true;
+                Err(error) if self.unreadable.insert(driver.clone()) => {
                     tracing::warn!(
                         %error,
                         "cannot read CSIDriver {driver}: if its storageCapacity is true, the scheduler uses \
                          CSIStorageCapacity objects that nobody updates"
                     );
                 }
-                Ok(_) | Err(_) => {}
+                Ok(_) => {
+                    self.unreadable.remove(driver);
+                }
+                Err(_) => {}
             }
         }
         Ok(())

@@ -32,6 +32,17 @@ impl LivenessProbe {
     /// # Errors
     /// [`ProbeError`]
     pub async fn check(&self) -> Result<(), ProbeError> {
+        let started = Instant::now();
+        // At the same time: together they must not take longer than one timeout.
+        let ((), result) = tokio::join!(self.find_name(), self.client.probe());
+        if let Some((code, outcome)) = labels(&result) {
+            let calls = self.named.get().cloned().unwrap_or_else(|| self.metrics.call_metrics(None));
+            calls.observe(PROBE_METHOD, go_code_name(code), outcome, started.elapsed());
+        }
+        result
+    }
+
+    async fn find_name(&self) {
         if self.named.get().is_none()
             && let Ok(name) = self.client.name().await
         {
@@ -39,22 +50,15 @@ impl LivenessProbe {
             // A concurrent check has the same name.
             let _ = self.named.set(metrics);
         }
-        let calls = self.named.get().cloned().unwrap_or_else(|| self.metrics.call_metrics(None));
-        let (started, running) = (Instant::now(), calls.start());
-        let result = self.client.probe().await;
-        drop(running);
-        let (code, outcome) = labels(&result);
-        calls.observe(PROBE_METHOD, go_code_name(code), outcome, started.elapsed());
-        result
     }
 }
 
-/// The gRPC code and the outcome of a Probe call.
-const fn labels(result: &Result<(), ProbeError>) -> (Code, &'static str) {
+/// The gRPC code and the outcome of a Probe call; `None` if there was no call.
+const fn labels(result: &Result<(), ProbeError>) -> Option<(Code, &'static str)> {
     match result {
-        Ok(()) | Err(ProbeError::NotReady { .. }) => (Code::Ok, "ok"),
-        Err(ProbeError::Status { code, .. }) => (*code, "error"),
-        Err(ProbeError::Timeout { .. }) => (Code::DeadlineExceeded, "deadline"),
-        Err(ProbeError::Connect { .. }) => (Code::Unavailable, "not-connected"),
+        Ok(()) | Err(ProbeError::NotReady { .. }) => Some((Code::Ok, "ok")),
+        Err(ProbeError::Status { code, .. }) => Some((*code, "error")),
+        Err(ProbeError::Timeout { .. }) => Some((Code::DeadlineExceeded, "deadline")),
+        Err(ProbeError::Connect { .. }) => None,
     }
 }

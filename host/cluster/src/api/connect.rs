@@ -79,9 +79,8 @@ pub fn replaceable_client(config: Config) -> Result<(Client, ReplaceableConnecti
 }
 
 fn connections(config: Config) -> Result<Connections, kube::Error> {
-    // This build does not support proxies: kube returns the error.
-    if config.proxy_url.is_some() {
-        Client::try_from(config.clone())?;
+    if let Some(proxy_url) = &config.proxy_url {
+        return Err(kube::Error::ProxyProtocolUnsupported { proxy_url: Box::new(proxy_url.clone()) });
     }
     let mut tcp = HttpConnector::new();
     tcp.enforce_http(false);

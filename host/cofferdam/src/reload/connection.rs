@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use super::{FileVersions, file_version};
+use super::files::{FileVersions, file_version};
 use crate::client::{self, ClientEnvironment, ClientError, ClientSettings, ClusterConnection};
 
 /// The reason why changed credentials are not used.
@@ -44,9 +44,13 @@ impl ConnectionReloader {
             return;
         }
         let updated = self.update().await;
-        self.files = files;
         match &updated {
-            Ok(()) => tracing::info!("the changed credentials for the API server are in use"),
+            Ok(()) => {
+                // After a failure the next check tries again: a file with a token may be missing, or a
+                // credential plugin may fail during an outage.
+                self.files = files;
+                tracing::info!("the changed credentials for the API server are in use");
+            }
             Err(error) => {
                 let problem = error.to_string();
                 if self.problem.as_ref() != Some(&problem) {
@@ -58,13 +62,13 @@ impl ConnectionReloader {
     }
 
     async fn update(&self) -> Result<(), ConnectionError> {
+        let changed = client::load(&self.settings, &self.environment).await?.config;
+        let url = changed.cluster_url.to_string();
+        if let Some(running) = self.connections.iter().find(|connection| connection.url != url) {
+            return Err(ConnectionError::OtherServer { running: running.url.clone(), changed: url });
+        }
         for connection in &self.connections {
-            let changed = client::load(&self.settings, &self.environment).await?;
-            let url = changed.config.cluster_url.to_string();
-            if url != connection.url {
-                return Err(ConnectionError::OtherServer { running: connection.url.clone(), changed: url });
-            }
-            connection.replace_credentials(changed.config)?;
+            connection.replace_credentials(changed.clone())?;
         }
         Ok(())
     }
@@ -173,6 +177,13 @@ mod tests {
         let (problem, header) = fixture.check().await;
         assert!(problem.unwrap().ends_with("and is http://127.0.0.1:1/; this change needs a restart"));
         assert_eq!(header, "Bearer first");
+
+        let token = fixture.directory.path().join("token");
+        write(&fixture.directory, fixture.port, &format!("tokenFile: '{}'", token.display()));
+        assert!(fixture.check().await.0.is_some());
+        // Only the file with the token changes.
+        std::fs::write(token, "from-file").unwrap();
+        assert_eq!(fixture.check().await, (None, "Bearer from-file".to_owned()));
 
         std::fs::write(fixture.directory.path().join("kubeconfig"), "{").unwrap();
         assert!(fixture.check().await.0.unwrap().contains("not a kubeconfig"));

@@ -34,6 +34,6 @@ pub use effects::{ApiFault, Effect, Effects, FaultKind};
 pub use process_api::unavailable_response;
 pub use remaining_work::{RemainingWork, WorkKind};
 pub use scenario::Scenario;
-pub use scenarios::{always_crashed, scenarios, skipped_count, skipped_crash_count};
+pub use scenarios::{always_crashed, scenarios, skipped_count};
 pub use simulation::{FinalState, Simulation, UsedRules};
 pub use test_cluster::{ApiTransport, EnvironmentKind, HttpCluster, InProcessCluster, TestCluster, TestUser};

@@ -80,21 +80,12 @@ pub struct Scenario {
     pub unsettled: &'static [(WorkKind, &'static str)],
     /// Environments that cannot run the scenario, with the reason.
     pub skipped_on: &'static [(EnvironmentKind, &'static str)],
-    /// Environments that run the scenario only without a crash, with the reason: there, its final state after
-    /// a crash is another one.
-    pub skipped_crash_on: &'static [(EnvironmentKind, &'static str)],
 }
 
 impl Scenario {
     /// The reason why the environment cannot run the scenario; `None` if it can.
     pub fn skip_reason(&self, environment: EnvironmentKind) -> Option<&'static str> {
-        reason_on(self.skipped_on, environment)
-    }
-
-    /// The reason why the environment runs the scenario without a crash only; `None` if it can crash there, or
-    /// if the environment cannot run the scenario at all.
-    pub fn crash_skip_reason(&self, environment: EnvironmentKind) -> Option<&'static str> {
-        reason_on(self.skipped_crash_on, environment).filter(|_| self.skip_reason(environment).is_none())
+        self.skipped_on.iter().find(|(skipped, _)| *skipped == environment).map(|(_, reason)| *reason)
     }
 
     /// Applies the behavior of the driver, the faults of API writes and the storage nodes to a simulation.
@@ -206,14 +197,6 @@ impl Scenario {
 /// End of the event that the provisioner emits if CreateVolume takes longer than a second. In real time it may be
 /// emitted in any row, because the machine may be busy.
 const SLOW_CALL: &str = " Normal Provisioning";
-
-/// The reason of the environment in a list of skipped ones.
-fn reason_on(
-    skipped: &[(EnvironmentKind, &'static str)],
-    environment: EnvironmentKind,
-) -> Option<&'static str> {
-    skipped.iter().find(|(skipped, _)| *skipped == environment).map(|(_, reason)| *reason)
-}
 
 /// The different calls, in the order of their first occurrence.
 fn first_calls<T: AsRef<str>>(calls: &[T]) -> Vec<&str> {

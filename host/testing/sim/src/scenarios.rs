@@ -30,13 +30,6 @@ pub const fn skipped_count(environment: EnvironmentKind) -> usize {
     }
 }
 
-/// Number of rows that an environment runs only without a crash.
-pub const fn skipped_crash_count(environment: EnvironmentKind) -> usize {
-    match environment {
-        EnvironmentKind::InProcess | EnvironmentKind::Http | EnvironmentKind::Kubernetes => 0,
-    }
-}
-
 /// Names of the rows of Secrets, stuck intents, detaches and in-tree plugins. They run with a crash on every
 /// environment, in each run of the tests; of the other rows, a test in real time may choose some.
 pub fn always_crashed() -> BTreeSet<&'static str> {
@@ -75,9 +68,6 @@ mod tests {
         for environment in [EnvironmentKind::InProcess, EnvironmentKind::Http, EnvironmentKind::Kubernetes] {
             let skipped = scenarios().into_iter().filter(|row| row.skip_reason(environment).is_some());
             assert_eq!(skipped.count(), skipped_count(environment), "{environment}");
-            let crashless =
-                scenarios().into_iter().filter(|row| row.crash_skip_reason(environment).is_some());
-            assert_eq!(crashless.count(), skipped_crash_count(environment), "{environment}, crashes");
         }
     }
 }

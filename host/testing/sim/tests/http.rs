@@ -72,12 +72,8 @@ async fn every_scenario_converges_over_http() {
         scenarios().into_iter().partition(|scenario| scenario.skip_reason(EnvironmentKind::Http).is_none());
     assert_eq!(skipped.len(), skipped_count(EnvironmentKind::Http), "unexpected number of skipped scenarios");
     let mut rng = seeded_rng();
-    let can_crash = |row: &&Scenario| row.crash_skip_reason(EnvironmentKind::Http).is_none();
-    let (always, others): (Vec<_>, Vec<_>) = selected
-        .iter()
-        .filter(can_crash)
-        .map(|row| row.name)
-        .partition(|name| always_crashed().contains(name));
+    let (always, others): (Vec<_>, Vec<_>) =
+        selected.iter().map(|row| row.name).partition(|name| always_crashed().contains(name));
     let mut crashed: BTreeSet<&str> = rng.choose_multiple(others, CRASHED_ROWS).into_iter().collect();
     crashed.extend(always);
     let rows = selected.into_iter().map(|scenario| {

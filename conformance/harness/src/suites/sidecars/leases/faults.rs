@@ -28,6 +28,8 @@ const MIN_IN_FLIGHT: usize = 20;
 const STOP: Duration = Duration::from_secs(60);
 /// Time after SIGCONT in which the calls and writes of the process are counted.
 const AFTER_CONTINUE: Duration = Duration::from_secs(5);
+/// Time in which a former leader without a network must not call the driver.
+const AFTER_CUT: Duration = Duration::from_secs(3);
 /// Maximum number of calls and writes after SIGCONT: the threads of `cofferdam run`'s runtime.
 const RUNTIME_THREADS: usize = 2;
 /// Duration of etcd's pause.
@@ -192,7 +194,12 @@ impl Faults<'_> {
         let at = Timestamp::now();
         leader.end(Signal::TERM)?;
         let next = self.wait_other(leader, at).await?;
-        leader.restart(TIMEOUT).await?;
+        let status = leader.restart(TIMEOUT).await?;
+        ensure!(
+            status.success() || self.implementation == Implementation::Upstream,
+            "{} ended with {status} after SIGTERM",
+            leader.name
+        );
         self.ensure_no_later_call(leader, &next)?;
         Ok(HandledFault::new(Fault::Terminate, elapsed(at, next.started)?))
     }
@@ -203,7 +210,7 @@ impl Faults<'_> {
         leader.end(Signal::KILL)?;
         self.log.record_end_of_process(&leader.socket, at);
         let next = self.wait_other(leader, at).await?;
-        leader.restart(TIMEOUT).await?;
+        let _killed = leader.restart(TIMEOUT).await?;
         Ok(HandledFault::new(Fault::Kill, elapsed(at, next.started)?))
     }
 
@@ -212,6 +219,7 @@ impl Faults<'_> {
         let at = Timestamp::now();
         leader.link.cut();
         let next = self.wait_other(leader, at).await?;
+        tokio::time::sleep(AFTER_CUT).await;
         self.ensure_no_later_call(leader, &next)?;
         leader.link.restore();
         Ok(HandledFault::new(Fault::Cut, elapsed(at, next.started)?))

@@ -2,6 +2,7 @@
 
 use std::{
     cell::{Cell, RefCell},
+    process::ExitStatus,
     time::Duration,
 };
 
@@ -137,15 +138,15 @@ impl Replica {
         self.signal(signal)
     }
 
-    /// Waits for the end of the process after [`end`](Self::end), and starts it again.
-    pub(super) async fn restart(&self, limit: Duration) -> Result<()> {
-        until(&format!("{} has ended", self.name), limit, async || {
+    /// Waits for the end of the process after [`end`](Self::end), and starts it again. Returns how it ended.
+    pub(super) async fn restart(&self, limit: Duration) -> Result<ExitStatus> {
+        let status = until(&format!("{} has ended", self.name), limit, async || {
             self.process.borrow_mut().take_exit_status()?.context("it runs")
         })
         .await?;
         self.process.borrow_mut().restart()?;
         self.is_ended_by_fault.set(false);
-        Ok(())
+        Ok(status)
     }
 
     /// Checks that the process has not ended by itself, or starts it again after a delay if it is upstream.
