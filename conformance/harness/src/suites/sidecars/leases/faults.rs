@@ -2,7 +2,7 @@
 
 use std::{path::PathBuf, time::Duration};
 
-use anyhow::{Context as _, Result, ensure};
+use anyhow::{Context as _, Result, bail, ensure};
 use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::api::coordination::v1::Lease;
 use kube::{Api, Client};
@@ -255,14 +255,28 @@ impl Faults<'_> {
     }
 
     async fn shift_clock(&self) -> Result<HandledFault> {
-        let leader = self.busy_leader().await?;
-        leader.clock.set("+3d")?;
-        self.wait_renewal("ahead", |ahead| ahead > SignedDuration::from_hours(1)).await?;
+        // On a busy machine the leader may lose the Lease before it renews it with the changed clock.
+        let leader = until("a leader renews the Lease three days ahead", TIMEOUT, async || {
+            let leader = self.busy_leader().await?;
+            leader.clock.set("+3d")?;
+            let is_ahead = |ahead| ahead > SignedDuration::from_hours(1);
+            let holder = self
+                .wait_renewal("ahead, or another replica leads", |ahead, holder| {
+                    is_ahead(ahead) || !leader.is_identity(holder)
+                })
+                .await?;
+            if !leader.is_identity(&holder) {
+                leader.clock.set("+0")?;
+                bail!("{holder} leads after {}", leader.name);
+            }
+            Ok(leader)
+        })
+        .await?;
         leader.clock.set("+0")?;
         let corrected = Timestamp::now();
         let next = until("a replica calls the driver", TIMEOUT, async || self.log.first(corrected, |_| true));
         let next = next.await?;
-        let is_correct = |ahead: SignedDuration| ahead.abs() < SignedDuration::from_hours(1);
+        let is_correct = |ahead: SignedDuration, _: &str| ahead.abs() < SignedDuration::from_hours(1);
         let holder = self.wait_renewal("correct", is_correct).await?;
         let gap = elapsed(corrected, next.started)?;
         let has_new_leader = !leader.is_identity(&holder);
@@ -273,7 +287,7 @@ impl Faults<'_> {
     async fn wait_renewal(
         &self,
         expected: &str,
-        is_expected: impl Fn(SignedDuration) -> bool,
+        is_expected: impl Fn(SignedDuration, &str) -> bool,
     ) -> Result<String> {
         let leases = self.leases();
         until(&format!("renewTime is {expected}"), TIMEOUT, async || {
@@ -281,8 +295,12 @@ impl Faults<'_> {
                 leases.get(&PROVISIONER.lease(DRIVER)).await?.spec.context("a Lease without a spec")?;
             let renewed = lease.renew_time.context("a Lease without renewTime")?.0;
             let ahead = SignedDuration::from_secs(renewed.as_second() - Timestamp::now().as_second());
-            ensure!(is_expected(ahead), "it is {ahead} ahead of the real time");
-            Ok(lease.holder_identity.unwrap_or_default())
+            let holder = lease.holder_identity.unwrap_or_default();
+            ensure!(
+                is_expected(ahead, &holder),
+                "it is {ahead} ahead of the real time, the holder is {holder:?}"
+            );
+            Ok(holder)
         })
         .await
     }
