@@ -352,7 +352,11 @@ impl ManagedProcess {
 /// # Errors
 /// If the request fails.
 pub(crate) async fn metrics_page(client: &Client) -> Result<String> {
-    Ok(client.request_text(Request::get("/metrics").body(Vec::new())?).await?)
+    // The server may close an idle connection at the moment of the request.
+    until("metrics", METRICS_TIMEOUT, async || {
+        Ok(client.request_text(Request::get("/metrics").body(Vec::new())?).await?)
+    })
+    .await
 }
 
 fn signal(child: &Child, which: Signal) -> Result<()> {
