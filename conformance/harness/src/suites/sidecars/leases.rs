@@ -31,14 +31,12 @@ use crate::{
     wait::until,
 };
 use call_log::CallLog;
-use faults::{Fault, Faults, HandledFault};
+use faults::{Fault, Faults, HandledFault, TIMEOUT};
 use load::Load;
-use replica::Replica;
+use replica::{DRIVER, Replica};
 
-const DRIVER: &str = "leases.conformance.cofferdam.dev";
 const NAMESPACE: &str = "leases";
 const NODE: &str = "node-1";
-const TIMEOUT: Duration = Duration::from_secs(120);
 /// Duration of each driver call.
 const LATENCY: &str = "--latency=200ms";
 /// Number of rounds without the variable `ROUNDS`.

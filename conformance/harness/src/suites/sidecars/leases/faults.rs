@@ -9,9 +9,8 @@ use kube::{Api, Client};
 use rustix::process::Signal;
 
 use super::{
-    DRIVER, TIMEOUT,
     call_log::{Call, CallLog},
-    replica::Replica,
+    replica::{DRIVER, Replica},
 };
 use crate::{
     audit::{AuditEvent, AuditTail},
@@ -22,6 +21,8 @@ use crate::{
     wait::until,
 };
 
+/// Time limit of each wait.
+pub(super) const TIMEOUT: Duration = Duration::from_secs(120);
 /// Minimum number of driver calls of the leader in flight at a fault.
 const MIN_IN_FLIGHT: usize = 20;
 /// Duration of a SIGSTOP. Other faults happen meanwhile, which may take longer.

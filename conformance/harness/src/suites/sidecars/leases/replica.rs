@@ -25,6 +25,8 @@ use crate::{
     wait::until,
 };
 
+/// The driver for whose Leases the replicas compete.
+pub(super) const DRIVER: &str = "leases.conformance.cofferdam.dev";
 const READY_TIMEOUT: Duration = Duration::from_secs(120);
 /// Delay before a process that has ended by itself is started again: kubelet's first back-off.
 const RESTART_DELAY: Duration = Duration::from_secs(10);
