@@ -161,10 +161,10 @@ pub(crate) async fn connect(
     connect_with(&configuration.into(), environment).await
 }
 
-/// As [`connect`], for the settings that select the cluster.
+/// As [`connect()`], for the settings that select the cluster.
 ///
 /// # Errors
-/// As [`connect`].
+/// As [`connect()`].
 pub(crate) async fn connect_with(
     settings: &ClientSettings,
     environment: &ClientEnvironment,
@@ -175,7 +175,7 @@ pub(crate) async fn connect_with(
 /// Reads the configuration of a client for the configured cluster.
 ///
 /// # Errors
-/// As [`connect`].
+/// As [`connect()`].
 pub(crate) async fn load(
     settings: &ClientSettings,
     environment: &ClientEnvironment,
