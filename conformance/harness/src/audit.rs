@@ -1,8 +1,6 @@
 //! The API server's audit log of requests by Cofferdam's accounts.
 
 use std::{
-    fs::{self, File},
-    io::{Read as _, Seek as _, SeekFrom},
     mem,
     path::{Path, PathBuf},
 };
@@ -12,14 +10,12 @@ use jiff::Timestamp;
 use serde::Deserialize;
 use serde_json::{Value, json};
 
-use crate::namespaces;
+use crate::{line_tail::LineTail, namespaces};
 
 /// Audit log of requests by Cofferdam's accounts.
 #[derive(Debug)]
 pub(crate) struct AuditLog {
-    path: PathBuf,
-    /// Number of bytes of the file that were read so far.
-    read_bytes: usize,
+    tail: LineTail,
     /// True until the API server is ready after a start or restart. Until then, the API server has not loaded
     /// the RBAC rules, and rejects every request of Cofferdam's accounts.
     is_starting: bool,
@@ -29,7 +25,7 @@ pub(crate) struct AuditLog {
 impl AuditLog {
     /// The log of an API server that is being started.
     pub(crate) const fn new(path: PathBuf) -> Self {
-        Self { path, read_bytes: 0, is_starting: true, forbidden: Vec::new() }
+        Self { tail: LineTail::from_start(path), is_starting: true, forbidden: Vec::new() }
     }
 
     /// Ignores rejected requests until [`set_ready`](Self::set_ready): the API server is started again.
@@ -62,12 +58,10 @@ impl AuditLog {
     }
 
     fn read_new(&mut self) -> Result<()> {
-        let log = read_complete(&self.path)?;
+        let new = self.tail.read().context("audit log")?;
         if !self.is_starting {
-            let new = log.get(self.read_bytes..).context("the audit log has shrunk")?;
-            self.forbidden.extend(forbidden_requests(new)?);
+            self.forbidden.extend(forbidden_requests(&new)?);
         }
-        self.read_bytes = log.len();
         Ok(())
     }
 }
@@ -171,17 +165,11 @@ pub(crate) fn policy(has_bodies: bool) -> String {
 /// # Errors
 /// If the file cannot be read, or is not an audit log.
 pub(crate) fn read(path: &Path) -> Result<Vec<AuditEvent>> {
-    parse(&read_complete(path)?)
+    parse(&LineTail::from_start(path.to_owned()).read().context("audit log")?)
 }
 
 /// The requests that the API server writes to an audit log after a moment.
-pub(crate) struct AuditTail {
-    path: PathBuf,
-    /// Offset of the first byte that was not read.
-    offset: u64,
-    /// True if the bytes to the next line break belong to an earlier request.
-    is_in_line: bool,
-}
+pub(crate) struct AuditTail(LineTail);
 
 impl AuditTail {
     /// Starts after the requests in the log.
@@ -189,9 +177,7 @@ impl AuditTail {
     /// # Errors
     /// If the file does not exist.
     pub(crate) fn new(path: PathBuf) -> Result<Self> {
-        let length = fs::metadata(&path).with_context(|| format!("no audit log {}", path.display()))?.len();
-        // The last byte is a line break unless the API server is writing a line.
-        Ok(Self { path, offset: length.saturating_sub(1), is_in_line: length > 0 })
+        Ok(Self(LineTail::from_end(path).context("audit log")?))
     }
 
     /// The requests since the last call.
@@ -199,27 +185,8 @@ impl AuditTail {
     /// # Errors
     /// If the file cannot be read, or is not an audit log.
     pub(crate) fn read(&mut self) -> Result<Vec<AuditEvent>> {
-        let mut file = File::open(&self.path)?;
-        file.seek(SeekFrom::Start(self.offset))?;
-        let mut new = Vec::new();
-        file.read_to_end(&mut new)?;
-        let Some(end) = new.iter().rposition(|byte| *byte == b'\n') else { return Ok(Vec::new()) };
-        new.truncate(end + 1);
-        self.offset += u64::try_from(new.len())?;
-        let text = String::from_utf8_lossy(&new);
-        let complete = match mem::take(&mut self.is_in_line) {
-            true => text.split_once('\n').map_or("", |(_, complete)| complete),
-            false => &text,
-        };
-        parse(complete)
+        parse(&self.0.read()?)
     }
-}
-
-/// The complete lines of a file. The API server may be writing another one.
-fn read_complete(path: &Path) -> Result<String> {
-    let mut log = fs::read(path).with_context(|| format!("no audit log {}", path.display()))?;
-    log.truncate(log.iter().rposition(|byte| *byte == b'\n').map_or(0, |end| end + 1));
-    Ok(String::from_utf8(log)?)
 }
 
 /// The requests of the lines of an audit log.
@@ -246,6 +213,8 @@ fn forbidden_requests(log: &str) -> Result<Vec<String>> {
 
 #[cfg(test)]
 mod tests {
+    use std::fs;
+
     use super::*;
 
     #[test]

@@ -25,6 +25,7 @@ pub(crate) mod journal;
 pub mod kubeconfig;
 pub mod launcher;
 pub mod leftovers;
+pub(crate) mod line_tail;
 mod metric_names;
 pub mod namespace_init;
 pub mod namespaces;

@@ -3,14 +3,14 @@
 use std::{
     cell::RefCell,
     collections::{BTreeMap, BTreeSet, HashMap},
-    fs::File,
-    io::{Read as _, Seek as _, SeekFrom},
     path::PathBuf,
 };
 
 use anyhow::{Context as _, Result};
 use jiff::Timestamp;
 use serde::Deserialize;
+
+use crate::line_tail::LineTail;
 
 /// A call that the driver received.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -35,14 +35,13 @@ pub(super) struct Overlap {
 /// The file to which the driver appends the starts and ends of calls.
 pub(super) struct CallLog {
     path: PathBuf,
+    tail: RefCell<LineTail>,
     calls: RefCell<Calls>,
 }
 
 /// The calls of the part of the file that was read.
 #[derive(Default)]
 struct Calls {
-    /// Offset of the first byte of the file that was not read.
-    offset: u64,
     /// Calls that change volumes, by their number in the order of their starts.
     calls: BTreeMap<usize, Call>,
     /// Numbers of the calls in flight.
@@ -71,7 +70,8 @@ const METHODS: [&str; 4] =
 
 impl CallLog {
     pub(super) fn new(path: PathBuf) -> Self {
-        Self { path, calls: RefCell::default() }
+        let tail = RefCell::new(LineTail::from_start(path.clone()));
+        Self { path, tail, calls: RefCell::default() }
     }
 
     /// The driver's flag.
@@ -146,15 +146,8 @@ impl CallLog {
     }
 
     fn read_new(&self) -> Result<()> {
-        let mut calls = self.calls.borrow_mut();
-        let mut file = File::open(&self.path).with_context(|| format!("{}", self.path.display()))?;
-        file.seek(SeekFrom::Start(calls.offset))?;
-        let mut new = String::new();
-        file.read_to_string(&mut new)?;
-        // The last line may be incomplete.
-        new.truncate(new.rfind('\n').map_or(0, |end| end + 1));
-        calls.offset += u64::try_from(new.len())?;
-        calls.extend(&new)
+        let new = self.tail.borrow_mut().read()?;
+        self.calls.borrow_mut().extend(&new)
     }
 }
 
