@@ -3,12 +3,14 @@
 use std::{
     fs::{self, OpenOptions},
     io::Write as _,
+    net::SocketAddr,
     os::unix::fs::OpenOptionsExt as _,
-    path::Path,
+    path::{Path, PathBuf},
 };
 
 use anyhow::{Context as _, Result};
 use base64::{Engine as _, engine::general_purpose::STANDARD};
+use http::Uri;
 use serde_json::{Value, json};
 
 use crate::certificates::{CertificateAuthority, CertificateFiles};
@@ -54,6 +56,20 @@ pub fn write(
         "current-context": "conformance",
     });
     write_private_file(path, &text)
+}
+
+/// Writes a copy of a kubeconfig that connects to another address, beside it and with this extension. Returns
+/// the path of the copy and the URL of the original.
+///
+/// # Errors
+/// If the kubeconfig cannot be read or has no URL of a server, or the copy cannot be written.
+pub(crate) fn redirect(path: &Path, extension: &str, address: SocketAddr) -> Result<(PathBuf, Uri)> {
+    let mut text: Value = serde_json::from_slice(&fs::read(path)?)?;
+    let server = text.pointer_mut("/clusters/0/cluster/server").context("a kubeconfig without a server")?;
+    let original = std::mem::replace(server, json!(format!("https://{address}")));
+    let copy = path.with_extension(extension);
+    write_private_file(&copy, &text)?;
+    Ok((copy, original.as_str().context("a server that is no text")?.parse()?))
 }
 
 /// Writes a file with mode 0600.

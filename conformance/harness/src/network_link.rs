@@ -2,14 +2,12 @@
 //! open, nothing is forwarded, and new connections get no response. It does not terminate TLS.
 
 use std::{
-    fs, io,
+    io,
     net::SocketAddr,
     path::{Path, PathBuf},
 };
 
 use anyhow::{Context as _, Result};
-use http::Uri;
-use serde_json::{Value, json};
 use tokio::{
     io::{AsyncReadExt as _, AsyncWriteExt as _},
     net::{
@@ -19,6 +17,8 @@ use tokio::{
     sync::watch,
     task::{JoinHandle, JoinSet},
 };
+
+use crate::kubeconfig;
 
 /// Size of the buffer of each direction of a connection in bytes.
 const BUFFER_BYTES: usize = 16 * 1024;
@@ -43,18 +43,12 @@ impl NetworkLink {
     /// # Errors
     /// If the kubeconfig cannot be read or names no address of a server, or the forwarder cannot listen.
     pub(crate) async fn start(kubeconfig: &Path) -> Result<Self> {
-        let mut text: Value = serde_json::from_slice(&fs::read(kubeconfig)?)?;
-        let server =
-            text.pointer_mut("/clusters/0/cluster/server").context("a kubeconfig without a server")?;
-        let uri: Uri = server.as_str().context("a server that is no text")?.parse()?;
+        let listener = TcpListener::bind(("127.0.0.1", 0)).await?;
+        let (path, uri) = kubeconfig::redirect(kubeconfig, "linked", listener.local_addr()?)?;
         let upstream: SocketAddr = uri
             .authority()
             .and_then(|authority| authority.as_str().parse().ok())
             .with_context(|| format!("the server {uri}: expected an IP address and a port"))?;
-        let listener = TcpListener::bind(("127.0.0.1", 0)).await?;
-        *server = json!(format!("https://{}", listener.local_addr()?));
-        let path = kubeconfig.with_extension("linked");
-        fs::write(&path, text.to_string())?;
         let is_cut = watch::Sender::new(false);
         let listener = tokio::spawn(accept(listener, upstream, is_cut.subscribe()));
         Ok(Self { is_cut, listener, kubeconfig: path })
@@ -120,8 +114,9 @@ async fn forward(
 
 #[cfg(test)]
 mod tests {
-    use std::time::Duration;
+    use std::{fs, time::Duration};
 
+    use serde_json::{Value, json};
     use tokio::time::timeout;
 
     use super::*;

@@ -20,7 +20,7 @@ use crate::{run::SuiteRun, wait::until};
 
 /// Time between SIGTERM and SIGKILL. kube-apiserver waits up to a minute for open requests.
 const STOP_TIMEOUT: Duration = Duration::from_secs(150);
-/// Timeout of the request for the metrics of a process before it is stopped.
+/// Time limit of the requests for the metrics of a process.
 const METRICS_TIMEOUT: Duration = Duration::from_secs(5);
 /// Number of lines at the end of a process's log that an error contains.
 const LOG_TAIL_LINES: usize = 12;
@@ -350,7 +350,7 @@ impl ManagedProcess {
 /// The metrics of a server.
 ///
 /// # Errors
-/// If the request fails.
+/// If requests fail for [`METRICS_TIMEOUT`].
 pub(crate) async fn metrics_page(client: &Client) -> Result<String> {
     // The server may close an idle connection at the moment of the request.
     until("metrics", METRICS_TIMEOUT, async || {

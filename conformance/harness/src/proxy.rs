@@ -2,7 +2,7 @@
 //! and replaces responses. It terminates TLS with a certificate of the cluster's authority.
 
 use std::{
-    fs, io,
+    io,
     path::{Path, PathBuf},
     sync::{
         Arc,
@@ -10,7 +10,7 @@ use std::{
     },
 };
 
-use anyhow::{Context as _, Result};
+use anyhow::Result;
 use bytes::Bytes;
 use cofferdam_cluster::connect;
 use http::{HeaderValue, Request, Response, StatusCode, header};
@@ -23,7 +23,7 @@ use hyper_util::{
 use kube::{Client, Config, client::Body};
 use parking_lot::Mutex;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, pem::PemObject as _};
-use serde_json::{Value, json};
+use serde_json::json;
 use tokio::{
     net::{TcpListener, TcpStream},
     sync::watch,
@@ -31,7 +31,7 @@ use tokio::{
 };
 use tokio_rustls::TlsAcceptor;
 
-use crate::control_plane::ControlPlane;
+use crate::{control_plane::ControlPlane, kubeconfig};
 
 type ProxyBody = UnsyncBoxBody<Bytes, io::Error>;
 
@@ -82,16 +82,11 @@ impl Proxy {
     /// # Errors
     /// If the kubeconfig cannot be read, or the proxy cannot listen.
     pub async fn start(plane: &ControlPlane, kubeconfig: &Path) -> Result<Self> {
-        let mut text: Value = serde_json::from_slice(&fs::read(kubeconfig)?)?;
-        let server =
-            text.pointer_mut("/clusters/0/cluster/server").context("a kubeconfig without a server")?;
         let listener = TcpListener::bind(("127.0.0.1", 0)).await?;
-        let upstream = std::mem::replace(server, json!(format!("https://{}", listener.local_addr()?)));
-        let path = kubeconfig.with_extension("proxied");
-        fs::write(&path, text.to_string())?;
+        let (path, upstream) = kubeconfig::redirect(kubeconfig, "proxied", listener.local_addr()?)?;
 
         // The client has no credentials: it forwards those of each request.
-        let mut config = Config::new(upstream.as_str().context("a server that is no text")?.parse()?);
+        let mut config = Config::new(upstream);
         config.root_cert = Some(vec![plane.authority().der()]);
         config.default_retry = false;
         let state = ProxyState {
