@@ -19,7 +19,8 @@ use crate::{
     v1,
 };
 
-pub(crate) const PROBE_METHOD: &str = "/csi.v1.Identity/Probe";
+/// gRPC path of Probe.
+pub const PROBE_METHOD: &str = "/csi.v1.Identity/Probe";
 const PLUGIN_INFO_METHOD: &str = "/csi.v1.Identity/GetPluginInfo";
 const PLUGIN_CAPABILITIES_METHOD: &str = "/csi.v1.Identity/GetPluginCapabilities";
 const CONTROLLER_CAPABILITIES_METHOD: &str = "/csi.v1.Controller/ControllerGetCapabilities";

@@ -24,5 +24,6 @@ pub mod v1;
 pub use address::{Address, AddressError};
 pub use backend::{CsiBackend, CsiConfig};
 pub use error::ConnectError;
+pub use identity::PROBE_METHOD;
 pub use metrics::ConnectionMetrics;
 pub use status::go_code_name;

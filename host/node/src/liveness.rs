@@ -3,13 +3,11 @@
 use std::{sync::OnceLock, time::Instant};
 
 use cofferdam_backend::{BackendMetrics, CallMetrics};
-use cofferdam_csi::go_code_name;
+use cofferdam_csi::{PROBE_METHOD, go_code_name};
 use cofferdam_domain::DriverName;
 use tonic::Code;
 
 use crate::driver_client::{DriverClient, ProbeError};
-
-const PROBE_METHOD: &str = "/csi.v1.Identity/Probe";
 
 /// Probes a driver, and records each Probe call. As in livenessprobe, the metrics have the driver's name once
 /// the driver has responded.
@@ -32,12 +30,15 @@ impl LivenessProbe {
     /// # Errors
     /// [`ProbeError`]
     pub async fn check(&self) -> Result<(), ProbeError> {
-        let started = Instant::now();
+        let probe = async {
+            let started = Instant::now();
+            (self.client.probe().await, started.elapsed())
+        };
         // At the same time: together they must not take longer than one timeout.
-        let ((), result) = tokio::join!(self.find_name(), self.client.probe());
+        let ((), (result, duration)) = tokio::join!(self.find_name(), probe);
         if let Some((code, outcome)) = labels(&result) {
             let calls = self.named.get().cloned().unwrap_or_else(|| self.metrics.call_metrics(None));
-            calls.observe(PROBE_METHOD, go_code_name(code), outcome, started.elapsed());
+            calls.observe(PROBE_METHOD, go_code_name(code), outcome, duration);
         }
         result
     }

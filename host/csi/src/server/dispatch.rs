@@ -15,7 +15,7 @@ use super::{
     Deadline,
     metrics::{DriverServerMetrics, method_label},
 };
-use crate::go_code_name;
+use crate::status::go_code_name;
 
 /// Message of the `INTERNAL` status of a call that panicked.
 pub const PANIC_RESPONSE: &str = "a bug in this program ended the call; see its log";
