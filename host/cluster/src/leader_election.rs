@@ -414,7 +414,7 @@ impl LeaderElector {
                 return Err(LeaseInUse { lease: self.lease(), holder });
             }
             let (started, sent_at) = (Instant::now(), (self.boot_clock)());
-            let mut longest_wait = Duration::MAX;
+            let mut retry_period = self.candidate.durations.retry_period;
             match self.attempt(Aim::Acquire, started).await {
                 Ok(Attempt::Held) => {
                     let end = sent_at + self.candidate.durations.renew_deadline;
@@ -434,21 +434,20 @@ impl LeaderElector {
                 Err(error) => {
                     tracing::warn!(lease = self.lease(), %error, "cannot acquire the lease yet");
                     if matches!(error, ApiError::Unavailable { .. }) {
-                        longest_wait = UNAVAILABLE_RETRY_PERIOD;
+                        retry_period = retry_period.min(UNAVAILABLE_RETRY_PERIOD);
                     }
                 }
             }
             self.attempts += 1;
-            self.wait_for_attempt(longest_wait).await;
+            self.wait_for_attempt(retry_period).await;
         }
     }
 
     /// Waits until the next attempt to acquire the Lease: until the holder releases it, or has not renewed it
-    /// for its duration. If nobody holds the Lease now, or it cannot be watched, the retry period ends the
-    /// wait, as in client-go. `longest_wait` limits the period before its extension.
-    async fn wait_for_attempt(&mut self, longest_wait: Duration) {
-        let retry_at =
-            Instant::now() + self.jittered(self.candidate.durations.retry_period.min(longest_wait));
+    /// for its duration. If nobody holds the Lease now, or it cannot be watched, the extended retry period ends
+    /// the wait, as in client-go.
+    async fn wait_for_attempt(&mut self, retry_period: Duration) {
+        let retry_at = Instant::now() + self.jittered(retry_period);
         let is_held_by_other = |held: &Observation| {
             held.spec.holder().is_some()
                 && held.at.elapsed() < held.spec.duration()
