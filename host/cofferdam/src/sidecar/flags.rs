@@ -59,8 +59,8 @@ const STDERR: &str = "the log is written to stderr";
 const ONE_STREAM: &str = "all log messages are written to stderr, unbuffered";
 const LOG_FORMAT: &str = "the format of log lines does not depend on it";
 const NO_CAPACITY: &str = "CSIStorageCapacity objects are not updated";
-const NO_CAPACITY_OBJECTS: &str = "CSIStorageCapacity objects are not updated; the program ends if the CSIDriver has storageCapacity true, at \
-     the start or later";
+const NO_CAPACITY_OBJECTS: &str = "CSIStorageCapacity objects are not updated; the program ends if the CSIDriver \
+     has storageCapacity true, at the start or later";
 const NO_SOURCES: &str = "claims with a snapshot or another claim as data source are rejected, with an event";
 
 /// A feature gate of a sidecar that has one value in this program.

@@ -7,7 +7,7 @@ use super::{
     value::ValueType,
     *,
 };
-use crate::config::{Configuration, FeatureGate, LogFormat, ResolvedConfig};
+use crate::config::{ConfigError, Configuration, FeatureGate, LogFormat, ResolvedConfig};
 
 /// The page with the table of flags.
 const PAGE: &str = include_str!("../../../../docs/sidecar-flags.md");
@@ -42,9 +42,18 @@ fn run_of(sidecar: Sidecar, text: &str) -> SidecarRun {
     }
 }
 
-fn configuration(sidecar: Sidecar, text: &str) -> Configuration {
+fn resolve(sidecar: Sidecar, text: &str) -> Result<ResolvedConfig, ConfigError> {
     let run = run_of(sidecar, text);
-    ResolvedConfig::for_sidecar(&run.values, &no_environment(), run.defaults).unwrap().configuration
+    ResolvedConfig::for_sidecar(&run.values, &no_environment(), run.defaults)
+}
+
+fn configuration(sidecar: Sidecar, text: &str) -> Configuration {
+    resolve(sidecar, text).unwrap().configuration
+}
+
+/// Arguments without which the sidecar does not start. A later value of a flag replaces them.
+fn required_arguments(sidecar: Sidecar) -> &'static str {
+    if sidecar == Sidecar::Registrar { "--kubelet-registration-path=/p/csi.sock " } else { "" }
 }
 
 #[test]
@@ -85,17 +94,8 @@ fn defaults_of_flags_are_defaults_of_settings() {
     for flag in FLAGS {
         let FlagEffect::Sets(setting) = flag.effect else { continue };
         for sidecar in flag.sidecars {
-            let required = match (sidecar, flag.name) {
-                (Sidecar::Registrar, "kubelet-registration-path") => continue,
-                (Sidecar::Registrar, _) => "--kubelet-registration-path=/p/csi.sock ",
-                _ => "",
-            };
-            let table = |arguments: &str| {
-                let run = run_of(*sidecar, arguments);
-                let resolved =
-                    ResolvedConfig::for_sidecar(&run.values, &no_environment(), run.defaults).unwrap();
-                format!("{:?}", resolved.configuration)
-            };
+            let required = required_arguments(*sidecar);
+            let table = |arguments: &str| format!("{:?}", configuration(*sidecar, arguments));
             // Settings whose default depends on the role have no value.
             if flag.default.is_empty() || matches!(setting, "worker-threads" | "health-port") {
                 continue;
@@ -130,24 +130,9 @@ fn each_flag_changes_its_setting_only() {
     for flag in FLAGS {
         let FlagEffect::Sets(setting) = flag.effect else { continue };
         for sidecar in flag.sidecars {
-            let required = match (sidecar, flag.name) {
-                (Sidecar::Registrar, name) if name != "kubelet-registration-path" => {
-                    "--kubelet-registration-path=/p/csi.sock "
-                }
-                _ => "",
-            };
-            let settings = |arguments: &str| {
-                let run = run_of(*sidecar, arguments);
-                let resolved =
-                    ResolvedConfig::for_sidecar(&run.values, &no_environment(), run.defaults).unwrap();
-                resolved.setting_values()
-            };
-            let base = if sidecar == &Sidecar::Registrar && required.is_empty() {
-                "--kubelet-registration-path=/p/csi.sock"
-            } else {
-                required
-            };
-            let before = settings(base);
+            let required = required_arguments(*sidecar);
+            let settings = |arguments: &str| resolve(*sidecar, arguments).unwrap().setting_values();
+            let before = settings(required);
             let after = settings(&format!("{required}--{}={}", flag.name, other_value(flag)));
             let changed: Vec<_> = after
                 .iter()
@@ -172,8 +157,7 @@ fn errors_name_the_flag_of_the_command_line() {
             "flag --health-port: found the number 70000, expected a whole number from 0 to 65535",
         ),
     ] {
-        let run = run_of(sidecar, text);
-        let error = ResolvedConfig::for_sidecar(&run.values, &no_environment(), run.defaults).unwrap_err();
+        let error = resolve(sidecar, text).unwrap_err();
         assert!(error.to_string().starts_with(expected), "{text}: {error}");
     }
 }
