@@ -26,12 +26,12 @@ use crate::{
     writer::Writer,
 };
 
-/// `timeoutSeconds` of a watch. It is below kube-apiserver's default minimum of 30 minutes, because a
-/// restored cluster is detected before the next watch at the latest, and a dead connection at
-/// [`WATCH_DEADLINE`].
-const WATCH_SECONDS: u64 = 290;
-/// Deadline of a watch. A watch that has not ended by then has a dead connection.
-const WATCH_DEADLINE: Duration = Duration::from_secs(WATCH_SECONDS + 15);
+/// Default of [`Writer::with_watch_timeout`]. It is below kube-apiserver's default minimum of 30 minutes,
+/// because a restored cluster is detected before the next watch at the latest, and a dead connection
+/// [`WATCH_GRACE_PERIOD`] later.
+pub const WATCH_TIMEOUT: Duration = Duration::from_secs(290);
+/// A watch that has not ended this long after its timeout has a dead connection.
+const WATCH_GRACE_PERIOD: Duration = Duration::from_secs(15);
 /// A shorter watch counts as a failure, so that a back-off precedes the next watch or list.
 const MIN_WATCH_DURATION: Duration = Duration::from_secs(1);
 /// Timeout of one list page.
@@ -265,17 +265,19 @@ impl<K: Indexed> Reflector<'_, K> {
     }
 
     async fn watch(&self, version: &mut ResourceVersion) -> WatchEnd {
-        match tokio::time::timeout(WATCH_DEADLINE, self.read_events(version)).await {
+        let deadline = self.api().watch_timeout() + WATCH_GRACE_PERIOD;
+        match tokio::time::timeout(deadline, self.read_events(version)).await {
             Ok(ended) => ended,
             Err(_) => {
-                let message = format!("the watch did not end within {WATCH_DEADLINE:?}: dead connection");
+                let message = format!("the watch did not end within {deadline:?}: dead connection");
                 WatchEnd::Failed(ApiError::Unavailable { target: K::RESOURCE.plural.to_owned(), message })
             }
         }
     }
 
     async fn read_events(&self, version: &mut ResourceVersion) -> WatchEnd {
-        let (timeout, start_version) = (WATCH_SECONDS.to_string(), version.to_string());
+        let (timeout, start_version) =
+            (self.api().watch_timeout().as_secs().to_string(), version.to_string());
         let path = self.path([
             ("watch", "true"),
             ("allowWatchBookmarks", "true"),

@@ -5,7 +5,7 @@
 //! the selected node; they test the object's uid and the removed value. Objects are never replaced as a
 //! whole, so fields that this build does not know are preserved.
 
-use std::{collections::BTreeMap, sync::Arc};
+use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
 use cofferdam_domain::{Uid, ids::ResourceVersion, term::PermitSource};
 use http::Method;
@@ -63,6 +63,13 @@ impl Writer {
     #[must_use]
     pub fn with_max_page_bytes(self, max_page_bytes: usize) -> Self {
         Self { api: self.api.with_max_page_bytes(max_page_bytes), ..self }
+    }
+
+    /// The same writer with another timeout of watches, for reflectors that use it. The API server ends a
+    /// watch after the timeout. It is counted in whole seconds. The default is 290 s.
+    #[must_use]
+    pub fn with_watch_timeout(self, watch_timeout: Duration) -> Self {
+        Self { api: self.api.with_watch_timeout(watch_timeout), ..self }
     }
 
     /// The client, for requests that do not use the cache.

@@ -308,7 +308,8 @@ impl ControllerManager {
         let cache = Arc::new(Cache::default());
         *self.cache.lock() = Arc::clone(&cache);
         let writer = Writer::new(self.dependencies.client.clone(), Arc::clone(&cache), self.metrics.clone())
-            .with_permits(AnyLeadership::new(groups));
+            .with_permits(AnyLeadership::new(groups))
+            .with_watch_timeout(self.settings.watch_timeout);
         let (events, event_loop) =
             EventSink::new(&writer, Arc::clone(&self.dependencies.clock), self.metrics.clone());
         let cluster = cluster_id(&writer).await.map_err(ControllerManagerError::Start)?;

@@ -6,6 +6,7 @@ use cofferdam_backend::{Backend, Call};
 use cofferdam_cluster::{
     SecretNamespaces,
     queue::{Action, ExponentialBackoff},
+    reflector::WATCH_TIMEOUT,
 };
 use cofferdam_domain::{storage::Secrets, term::Term};
 
@@ -38,6 +39,8 @@ pub struct Settings {
     pub identity: String,
     /// Deadline of driver calls, and back-off of driver calls and API writes.
     pub calls: CallSettings,
+    /// Timeout of watches, in whole seconds. Not a flag: simulations of long times raise it.
+    pub watch_timeout: Duration,
     /// The node of the process and the options of node-local drivers. `None` without `--node-name`: every
     /// driver then serves the whole cluster.
     pub node: Option<NodeDeployment>,
@@ -143,6 +146,7 @@ impl Default for Settings {
             secret_namespaces: SecretNamespaces::only(namespace),
             identity: "cofferdam".to_owned(),
             calls: CallSettings::default(),
+            watch_timeout: WATCH_TIMEOUT,
             node: None,
             provisioner: ProvisionerSettings::default(),
             attacher: AttacherSettings::default(),

@@ -30,6 +30,13 @@ use cofferdam_controllers::{
 use cofferdam_sim::{FinalState, Scenario, Simulation, UsedRules, scenarios};
 use tokio::runtime::Builder;
 
+/// A simulation of a scenario that spends little time on idle watches. The first test of this file has the
+/// watches of a cluster.
+fn simulation_with_long_watches(scenario: &Scenario) -> Simulation {
+    let faults = (scenario.create_faults.clone(), scenario.delete_faults.clone());
+    scenario.configure(Simulation::with_long_watches(&Role::ALL, faults.0, faults.1))
+}
+
 /// Runs a scenario. `crashing_process` is the index of the process that may crash: with a node-local driver
 /// the index of its node in `storage_nodes`, otherwise 0. The process crashes after the effect of the number
 /// `crash_after`, counted from 1; not at all with `None`. Returns the final state, and the number of effects
@@ -39,9 +46,7 @@ async fn run_scenario(
     crashing_process: usize,
     crash_after: Option<usize>,
 ) -> (FinalState, usize) {
-    let simulation =
-        Simulation::new(&Role::ALL, scenario.create_faults.clone(), scenario.delete_faults.clone());
-    let simulation = scenario.configure(simulation).with_crashing_process(crashing_process);
+    let simulation = simulation_with_long_watches(scenario).with_crashing_process(crashing_process);
     let (outcome, effects) = simulation.run(&scenario.actions, crash_after).await;
     (outcome, effects.len())
 }
@@ -50,7 +55,9 @@ async fn run_scenario(
 async fn every_scenario_converges() {
     let mut differences = Vec::new();
     for scenario in scenarios() {
-        let (outcome, _) = run_scenario(&scenario, 0, None).await;
+        let faults = (scenario.create_faults.clone(), scenario.delete_faults.clone());
+        let simulation = scenario.configure(Simulation::new(&Role::ALL, faults.0, faults.1));
+        let (outcome, _) = simulation.run(&scenario.actions, None).await;
         differences.extend(scenario.differences(&outcome, false));
     }
     assert!(differences.is_empty(), "{}", differences.join("\n"));
@@ -61,9 +68,7 @@ async fn every_scenario_converges_with_one_process_per_role_and_minimal_rbac() {
     let mut used: BTreeMap<(Role, DriverPlacement), BTreeSet<String>> = BTreeMap::new();
     let mut differences = Vec::new();
     for scenario in scenarios() {
-        let faults = (scenario.create_faults.clone(), scenario.delete_faults.clone());
-        let simulation =
-            scenario.configure(Simulation::new(&Role::ALL, faults.0, faults.1)).with_process_per_role();
+        let simulation = simulation_with_long_watches(&scenario).with_process_per_role();
         let (outcome, _) = simulation.run(&scenario.actions, None).await;
         differences.extend(scenario.differences(&outcome, true));
         for UsedRules { roles, drivers, used: rules } in simulation.used_rules() {
@@ -121,8 +126,7 @@ async fn every_scenario_converges_after_the_loss_of_the_lease() {
     let (mut losses, mut differences) = (0, Vec::new());
     for (row, scenario) in scenarios().iter().enumerate() {
         let run = async |lost_after| {
-            let faults = (scenario.create_faults.clone(), scenario.delete_faults.clone());
-            let simulation = scenario.configure(Simulation::new(&Role::ALL, faults.0, faults.1));
+            let simulation = simulation_with_long_watches(scenario);
             simulation.with_term_loss().run(&scenario.actions, lost_after).await
         };
         let (_, effects) = run(None).await;

@@ -14,7 +14,7 @@ use serde::Deserialize;
 use serde_json::Value;
 
 use super::{ApiError, ApiResource, ListPage, Scope};
-use crate::metrics::Metrics;
+use crate::{metrics::Metrics, reflector::WATCH_TIMEOUT};
 
 /// Timeout of a request, including its response's body; [`ApiClient::open`] has none. After the timeout, the
 /// outcome is unknown. Half of kube-apiserver's default timeout of 60 s for non-watch requests.
@@ -50,12 +50,19 @@ pub struct ApiClient {
     permits: Arc<dyn PermitSource>,
     metrics: Metrics,
     max_page_bytes: usize,
+    watch_timeout: Duration,
 }
 
 impl ApiClient {
     /// A client over `client`, which must not retry. It may always write.
     pub fn new(client: kube::Client, metrics: Metrics) -> Self {
-        Self { client, permits: Arc::new(Term::permanent()), metrics, max_page_bytes: MAX_PAGE_BYTES }
+        Self {
+            client,
+            permits: Arc::new(Term::permanent()),
+            metrics,
+            max_page_bytes: MAX_PAGE_BYTES,
+            watch_timeout: WATCH_TIMEOUT,
+        }
     }
 
     /// The same client, whose writes begin only with a permit of `permits`.
@@ -73,6 +80,17 @@ impl ApiClient {
     /// Maximum size of a list page's body in bytes. A larger page is requested again with fewer objects.
     pub(crate) const fn max_page_bytes(&self) -> usize {
         self.max_page_bytes
+    }
+
+    /// The same client with another [`ApiClient::watch_timeout`].
+    #[must_use]
+    pub(crate) fn with_watch_timeout(self, watch_timeout: Duration) -> Self {
+        Self { watch_timeout, ..self }
+    }
+
+    /// `timeoutSeconds` of the watches.
+    pub(crate) const fn watch_timeout(&self) -> Duration {
+        self.watch_timeout
     }
 
     /// Sends a request with a JSON body and returns the response's body. `target` names the object in errors.

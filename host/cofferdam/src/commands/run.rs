@@ -288,6 +288,7 @@ pub(crate) fn controller_settings(configuration: &Configuration, namespace: Stri
             retry_interval_start: configuration.retry_interval_start.get(),
             retry_interval_max: configuration.retry_interval_max.get(),
         },
+        watch_timeout: defaults.watch_timeout,
         node: configuration.node_name.as_deref().map(|node| NodeDeployment {
             node: node.into(),
             every_driver: configuration.node_deployment,

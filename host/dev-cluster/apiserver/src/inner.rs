@@ -1,6 +1,6 @@
 //! State of the API server.
 
-use std::sync::Arc;
+use std::{sync::Arc, time::Duration};
 
 use jiff::Timestamp;
 
@@ -11,6 +11,7 @@ use crate::store::Store;
 pub(crate) struct Inner {
     pub(crate) store: Store,
     pub(crate) now: Arc<dyn Fn() -> Timestamp + Send + Sync>,
+    pub(crate) bookmark_interval: Duration,
     pub(crate) body_limit: usize,
     pub(crate) random: Random,
 }

@@ -39,7 +39,7 @@ mod table;
 mod validate;
 mod write;
 
-use std::sync::Arc;
+use std::{sync::Arc, time::Duration};
 
 use jiff::Timestamp;
 use serde_json::json;
@@ -71,6 +71,8 @@ pub struct Options {
     /// Number of stored watch events per kind; 0 counts as 1. Watches and exact lists at a version before the
     /// stored events get 410 Gone.
     pub watch_history: usize,
+    /// Interval of the bookmarks of a watch that asks for them. One more precedes the end of the watch.
+    pub bookmark_interval: Duration,
     /// Maximum size of a request body in bytes. Requests with a larger body get 413.
     pub body_limit: usize,
 }
@@ -82,6 +84,7 @@ impl Default for Options {
             uid_seed: None,
             watch_history: DEFAULT_WATCH_HISTORY,
             // As in kube-apiserver.
+            bookmark_interval: Duration::from_secs(60),
             body_limit: 3 * 1024 * 1024,
         }
     }
@@ -92,6 +95,7 @@ impl std::fmt::Debug for Options {
         f.debug_struct("Options")
             .field("uid_seed", &self.uid_seed)
             .field("history", &self.watch_history)
+            .field("bookmark_interval", &self.bookmark_interval)
             .field("body_limit", &self.body_limit)
             .finish_non_exhaustive()
     }
@@ -118,6 +122,7 @@ impl ApiServer {
         let inner = Inner {
             store: Store::new(options.watch_history),
             now: options.now,
+            bookmark_interval: options.bookmark_interval,
             body_limit: options.body_limit,
             random: Random::new(options.uid_seed),
         };

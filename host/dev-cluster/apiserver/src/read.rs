@@ -19,9 +19,6 @@ use crate::selector::Selector;
 use crate::status::{FieldError, Status};
 use crate::store::{self, HistoryError, HistoryEvent, StoredObject, WatchEventType};
 
-/// Interval of bookmarks, as in kube-apiserver.
-const BOOKMARK_INTERVAL: Duration = Duration::from_secs(60);
-
 /// Time between the last bookmark and the end of a watch.
 const LAST_BOOKMARK_BEFORE_END: Duration = Duration::from_secs(2);
 
@@ -129,7 +126,9 @@ impl Inner {
             epoch,
             changed,
             deadline,
-            next_bookmark_at: query.flag("allowWatchBookmarks").then(|| next_bookmark(now, deadline)),
+            next_bookmark_at: query
+                .flag("allowWatchBookmarks")
+                .then(|| next_bookmark(now, self.bookmark_interval, deadline)),
             is_ended: false,
         };
         watcher.start(start)?;
@@ -305,8 +304,8 @@ impl WatchStart {
 }
 
 /// Time of the next bookmark: periodic, and shortly before the end, so that the next watch continues there.
-fn next_bookmark(now: Instant, deadline: Instant) -> Instant {
-    let regular = now + BOOKMARK_INTERVAL;
+fn next_bookmark(now: Instant, interval: Duration, deadline: Instant) -> Instant {
+    let regular = now + interval;
     match deadline.checked_sub(LAST_BOOKMARK_BEFORE_END) {
         Some(last) if last > now => regular.min(last),
         Some(_) | None => regular,
@@ -383,7 +382,7 @@ impl Watcher {
         if now >= self.deadline {
             self.is_ended = true;
         } else if self.next_bookmark_at.is_some() {
-            self.next_bookmark_at = Some(next_bookmark(now, self.deadline));
+            self.next_bookmark_at = Some(next_bookmark(now, self.inner.bookmark_interval, self.deadline));
             // A watch from a future version gets no bookmarks.
             if self.last_version <= self.inner.store.version() {
                 self.pending.push_back(self.renderer.bookmark(self.last_version, false));

@@ -49,6 +49,8 @@ use crate::{
     test_cluster::{InProcessCluster, TestCluster, TestUser},
 };
 
+/// Duration of a watch of [`Simulation::with_long_watches`], the longest that the embedded API server allows.
+const LONG_WATCH: Duration = Duration::from_secs(3600);
 /// Resync period of attacher and resizer. No run takes as long: a resync would make up for a change that a
 /// process has missed, before new processes are asked for remaining work.
 const RESYNC: Duration = Duration::from_secs(1_000 * 3600);
@@ -155,6 +157,7 @@ pub struct Simulation {
     elapses_timeouts: bool,
     retries_slowly: bool,
     checks_rest: bool,
+    watch_timeout: Duration,
     interruption: Interruption,
     start_count: AtomicU64,
 }
@@ -219,14 +222,30 @@ impl Simulation {
     /// fault of `create_faults`, and each delete call the next of `delete_faults`; further calls have no
     /// fault.
     pub fn new(roles: &[Role], create_faults: Vec<DriverFault>, delete_faults: Vec<DriverFault>) -> Self {
-        let cluster = InProcessCluster::new();
+        Self::in_process(InProcessCluster::new(), roles, create_faults, delete_faults)
+    }
+
+    /// Like [`Self::new`], but a watch lasts for [`LONG_WATCH`], and only one bookmark precedes its end. Most
+    /// time of a run is idle, and with the watches of a cluster most requests are those of idle watches.
+    pub fn with_long_watches(
+        roles: &[Role],
+        create_faults: Vec<DriverFault>,
+        delete_faults: Vec<DriverFault>,
+    ) -> Self {
+        let cluster = InProcessCluster::with_bookmark_interval(LONG_WATCH);
+        let simulation = Self::in_process(cluster, roles, create_faults, delete_faults);
+        Self { watch_timeout: LONG_WATCH, ..simulation }
+    }
+
+    fn in_process(
+        cluster: InProcessCluster,
+        roles: &[Role],
+        create_faults: Vec<DriverFault>,
+        delete_faults: Vec<DriverFault>,
+    ) -> Self {
         let user = cluster.api();
-        Self::with_fixture(
-            SimulationFixture::new(Arc::new(cluster), user),
-            roles,
-            create_faults,
-            delete_faults,
-        )
+        let fixture = SimulationFixture::new(Arc::new(cluster), user);
+        Self::with_fixture(fixture, roles, create_faults, delete_faults)
     }
 
     /// Like [`Self::new`], but on an existing cluster, which has to be empty, and in the time of that
@@ -271,6 +290,7 @@ impl Simulation {
             elapses_timeouts: false,
             retries_slowly: false,
             checks_rest: false,
+            watch_timeout: Settings::default().watch_timeout,
             interruption: Interruption::Crash,
             start_count: AtomicU64::new(0),
         }
@@ -599,6 +619,7 @@ impl Simulation {
                     .unwrap_or(defaults.calls.retry_interval_max),
                 ..defaults.calls
             },
+            watch_timeout: self.watch_timeout,
             roles: spec.roles.clone(),
             identity: format!("process-{start}"),
             provisioner: ProvisionerSettings {

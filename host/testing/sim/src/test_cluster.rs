@@ -121,13 +121,23 @@ pub struct InProcessCluster {
 impl InProcessCluster {
     /// Creates an empty cluster. Its clock starts at the beginning of 2026 and follows tokio's.
     pub fn new() -> Self {
+        Self::with_bookmark_interval(Options::default().bookmark_interval)
+    }
+
+    /// Like [`Self::new`], with another [`Options::bookmark_interval`].
+    pub(crate) fn with_bookmark_interval(bookmark_interval: Duration) -> Self {
         let started = tokio::time::Instant::now();
         let now = move || {
             let elapsed = i64::try_from(started.elapsed().as_millis()).unwrap_or(i64::MAX);
             let now = (START_UNIX_SECONDS * 1_000).saturating_add(elapsed);
             jiff::Timestamp::from_millisecond(now).unwrap_or(jiff::Timestamp::MAX)
         };
-        Self::with_clock(Arc::new(now), Some(UID_SEED))
+        Self::with_options(Options {
+            now: Arc::new(now),
+            uid_seed: Some(UID_SEED),
+            bookmark_interval,
+            ..Options::default()
+        })
     }
 
     pub(crate) fn api(&self) -> ApiTransport {
@@ -138,8 +148,8 @@ impl InProcessCluster {
         }))
     }
 
-    fn with_clock(clock: Clock, uid_seed: Option<u64>) -> Self {
-        let options = Options { now: Arc::clone(&clock), uid_seed, ..Options::default() };
+    fn with_options(options: Options) -> Self {
+        let clock = Arc::clone(&options.now);
         Self { api: ApiServer::new(options), clock, backup: Mutex::default() }
     }
 }
@@ -193,7 +203,7 @@ impl HttpCluster {
     /// # Errors
     /// When the API server cannot listen on a port.
     pub async fn start() -> Result<Self, BoxError> {
-        let inner = InProcessCluster::with_clock(wall_clock(), None);
+        let inner = InProcessCluster::with_options(Options { now: wall_clock(), ..Options::default() });
         let serving = inner.api.serve(ServeOptions::default()).await?;
         let kubeconfig = Kubeconfig::from_yaml(&serving.kubeconfig())?;
         let mut config = Config::from_custom_kubeconfig(kubeconfig, &KubeConfigOptions::default()).await?;
