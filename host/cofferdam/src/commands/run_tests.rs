@@ -122,6 +122,7 @@ fn every_setting_of_a_controller_has_the_configured_value() {
         secret_namespaces,
         identity,
         calls,
+        watch_timeout,
         node,
         provisioner,
         attacher,
@@ -132,6 +133,7 @@ fn every_setting_of_a_controller_has_the_configured_value() {
     assert_eq!(roles, ["provisioner", "attacher", "resizer", "attach-detach"].into());
     assert_eq!((namespace.as_str(), secret_namespaces.to_string().as_str()), ("storage", "arrays"));
     assert_eq!(identity, host_name());
+    assert_eq!(watch_timeout, Settings::default().watch_timeout);
     let CallSettings { timeout, retry_interval_start, retry_interval_max } = calls;
     assert_eq!((timeout, retry_interval_start), (Duration::from_secs(7), Duration::from_secs(2)));
     assert_eq!(retry_interval_max, minutes(3));
