@@ -54,7 +54,7 @@ doc: toolchain
 	RUSTDOCFLAGS="-D warnings" $(CARGO) doc --locked --workspace --no-deps --document-private-items
 
 .PHONY: peers
-peers: ## build etcd, Kubernetes, containerd and the Go sidecars into a cache: with Go, some 20 minutes the first time
+peers: toolchain ## build etcd, Kubernetes, containerd, the Go sidecars and an older Cofferdam into a cache: with Go, some 25 minutes the first time
 	conformance/peers/build.sh
 
 .PHONY: conformance

@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Builds the programs that we are compared with, from pinned modules, into a cache outside of the tree.
+# Builds the programs that we are compared with, from pinned modules, and an older version of Cofferdam from
+# this repository's history, into a cache outside of the tree.
 #
 #   build.sh          builds what is missing, and says what the machine lacks
 #   build.sh where    prints the directory that holds the programs, built or not
@@ -13,6 +14,8 @@ CACHE=${PEERS:-${XDG_CACHE_HOME:-$HOME/.cache}/cofferdam/peers}
 GO=${GO:-go}
 JOBS=${JOBS:-$(nproc)}
 KUBERNETES=v1.36.3
+# The last version whose journal has no epoch.
+PREVIOUS=75d821138f48f418f52094c01c0eb5fa9616be14
 
 # Without its version every component of Kubernetes says v0.0.0, and they refuse to work with each other.
 for package in k8s.io/component-base/version k8s.io/client-go/pkg/version; do
@@ -75,6 +78,7 @@ keys() {
   while IFS='|' read -r name source package flags; do
     key "$name" "$source" "$name|$source|$package|$flags"
   done < <(programs)
+  echo "$PREVIOUS"
 }
 
 where() {
@@ -115,6 +119,27 @@ build() {
   echo "make peers: built $name in $((SECONDS - started)) s" >&2
 }
 
+# Builds the older version as `make conformance` builds this one, and in its target directory, so that only
+# the crates of the workspace are built for it.
+build_previous() {
+  local out=$1 repository sources started=$SECONDS
+  repository=$(git rev-parse --show-toplevel) || missing "$PWD is not in a git repository: expected one, whose history has $PREVIOUS"
+  git cat-file -e "$PREVIOUS^{commit}" 2>/dev/null || missing "the history lacks $PREVIOUS: run git fetch --unshallow"
+  echo "make peers: building cofferdam $PREVIOUS" >&2
+  sources=$CACHE/sources-$PREVIOUS
+  rm -rf "$sources"
+  mkdir -p "$sources"
+  git -C "$repository" archive "$PREVIOUS" | tar --extract --directory "$sources"
+  (
+    cd "$sources"
+    export CARGO_TARGET_DIR=${CARGO_TARGET_DIR:-$repository/target}
+    "${CARGO:-cargo}" build --quiet --locked --config conformance/build.toml --bin cofferdam
+    cp "$CARGO_TARGET_DIR/debug/cofferdam" "$out"
+  )
+  rm -rf "$sources"
+  echo "make peers: built cofferdam $PREVIOUS in $((SECONDS - started)) s" >&2
+}
+
 needs() {
   local file package lacking=()
   command -v "$GO" >/dev/null || missing "Go is missing: expected the command $GO, version 1.26, or one that fetches it by itself (https://go.dev/dl)"
@@ -149,7 +174,13 @@ all() {
     fi
     ln -sfn "../../$(basename "$directory")/$name" "$bin/$name"
   done < <(programs)
-  echo "make peers: $(programs | wc -l) programs in $bin" >&2
+  target=$CACHE/cofferdam-$PREVIOUS
+  if [[ ! -x $target ]]; then
+    build_previous "$target.new"
+    mv "$target.new" "$target"
+  fi
+  ln -sfn "../../$(basename "$target")" "$bin/cofferdam-previous"
+  echo "make peers: $(($(programs | wc -l) + 1)) programs in $bin" >&2
 }
 
 case ${1:-} in

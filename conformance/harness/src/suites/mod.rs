@@ -17,6 +17,7 @@ mod replacement;
 mod resize;
 mod scenarios;
 mod sidecars;
+mod upgrade;
 
 use std::time::Duration;
 
@@ -190,6 +191,13 @@ pub const SUITES: &[Suite] = &[
         limit: MINUTE.saturating_mul(180),
         lane: SuiteLane::Background,
         run: |run| Box::pin(sidecars::leases::run(run)),
+    },
+    Suite {
+        name: "upgrade",
+        description: "the version before journal epochs and this one replace each other with open intents",
+        limit: MINUTE.saturating_mul(15),
+        lane: SuiteLane::Background,
+        run: |run| Box::pin(upgrade::run(run)),
     },
     Suite {
         name: "mixed",

@@ -71,6 +71,11 @@ fn stricter_values(flags: &BTreeSet<String>) -> BTreeSet<(String, String)> {
         .collect()
 }
 
+/// Feature gates that Cofferdam has. All are on by default, as every stable gate is, which the help of a sidecar
+/// does not show.
+const GATES: [&str; 4] =
+    ["Topology", "VolumeAttributesClass", "MutableCSINodeAllocatableCount", "AnnotateFsResize"];
+
 /// Reports if the same section has the gate, which its sidecar accepts and Cofferdam does not.
 fn is_rejected_gate(flag: &str, value: &str) -> bool {
     flag == "feature-gates" && (value.starts_with("AllAlpha=") || value.starts_with("AllBeta="))
@@ -150,6 +155,8 @@ impl Sidecar {
             }
         }
         ensure!(!upstream.defaults.is_empty(), "the help has no flags");
+        let off = upstream.gates.iter().filter(|(name, is_on)| GATES.contains(&name.as_str()) && !is_on);
+        differences.extend(off.map(|(gate, _)| format!("feature gate {gate}: off by default")));
         comparison.flags.extend(upstream.defaults.keys().cloned());
         let documented = stricter_values(&comparison.flags);
         let values = upstream.defaults.keys().flat_map(|flag| {
@@ -158,7 +165,7 @@ impl Sidecar {
         });
         let gates = upstream
             .gates
-            .iter()
+            .keys()
             .flat_map(|gate| ["true", "false"].map(|value| ("feature-gates", format!("{gate}={value}"))));
         let given: Vec<_> = values.chain(gates).collect();
         let accepted: Vec<(bool, bool)> = stream::iter(&given)
@@ -265,8 +272,8 @@ async fn exit_code(program: &Path, arguments: &[&str]) -> Result<Option<i32>> {
 struct UpstreamHelp {
     /// The default of each flag; empty without one.
     defaults: BTreeMap<String, String>,
-    /// Names of the feature gates.
-    gates: Vec<String>,
+    /// Default of each feature gate.
+    gates: BTreeMap<String, bool>,
 }
 
 impl UpstreamHelp {
@@ -283,8 +290,12 @@ impl UpstreamHelp {
                 }
             }
         }
-        let gate_of =
-            |line: &str| Some(line.split_once("=true|false (")?.0.rsplit([' ', '\t']).next()?.to_owned());
+        // `NAME=true|false (BETA - default=true)`
+        let gate_of = |line: &str| {
+            let (name, text) = line.split_once("=true|false (")?;
+            let (_, default) = text.split_once("default=")?;
+            Some((name.rsplit([' ', '\t']).next()?.to_owned(), default.starts_with("true")))
+        };
         let gates = help.lines().filter_map(gate_of).collect();
         let default_of = |text: &str| {
             let (_, default) = text.rsplit_once("(default ")?;
@@ -338,12 +349,12 @@ mod tests {
         let parsed = UpstreamHelp::parse(flag);
         assert_eq!(
             format!("{parsed:?}"),
-            "UpstreamHelp { defaults: {\"feature-gates\": \"\", \"resync\": \"10m0s\", \"version\": \"\"}, gates: [\"A\"] }"
+            "UpstreamHelp { defaults: {\"feature-gates\": \"\", \"resync\": \"10m0s\", \"version\": \"\"}, gates: {\"A\": true} }"
         );
         let parsed = UpstreamHelp::parse(pflag);
         assert_eq!(
             format!("{parsed:?}"),
-            "UpstreamHelp { defaults: {\"feature-gates\": \"\", \"metrics-path\": \"/metrics\", \"v\": \"0\"}, gates: [\"A\"] }"
+            "UpstreamHelp { defaults: {\"feature-gates\": \"\", \"metrics-path\": \"/metrics\", \"v\": \"0\"}, gates: {\"A\": true} }"
         );
     }
 
