@@ -54,11 +54,15 @@ doc: toolchain
 	RUSTDOCFLAGS="-D warnings" $(CARGO) doc --locked --workspace --no-deps --document-private-items
 
 .PHONY: peers
-peers: toolchain ## build etcd, Kubernetes, containerd, the Go sidecars and an older Cofferdam into a cache: with Go, some 25 minutes the first time
+peers: ## build etcd, Kubernetes, containerd and the Go sidecars into a cache: with Go, some 20 minutes the first time
 	conformance/peers/build.sh
 
+.PHONY: previous
+previous: toolchain ## build the Cofferdam that the suite upgrade starts from into the same cache, from the history: some 10 minutes the first time
+	conformance/peers/build.sh previous
+
 .PHONY: conformance
-conformance: toolchain need-root peers ## run all suites on a real Kubernetes, or one by SUITE=name; RESULTS=docs/conformance.md updates its table
+conformance: toolchain need-root peers $(if $(filter upgrade,$(SUITE)),previous) ## run all suites on a real Kubernetes, or one by SUITE=name; RESULTS=docs/conformance.md updates its table
 	$(CARGO) build --locked --config conformance/build.toml --bin cofferdam --bin conformance
 	$(CARGO) run --locked --config conformance/build.toml --bin conformance -- $(if $(RESULTS),--results=$(RESULTS)) $(SUITE)
 

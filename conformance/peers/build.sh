@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
-# Builds the programs that we are compared with, from pinned modules, and an older version of Cofferdam from
-# this repository's history, into a cache outside of the tree.
+# Builds the programs that we are compared with, from pinned modules, into a cache outside of the tree.
 #
-#   build.sh          builds what is missing, and says what the machine lacks
-#   build.sh where    prints the directory that holds the programs, built or not
+#   build.sh            builds what is missing, and says what the machine lacks
+#   build.sh where      prints the directory that holds the programs, built or not
+#   build.sh previous   builds an older version of Cofferdam from this repository's history
 #
 # A program is kept under a digest of its line in `programs` and of its sources, so that a change of one program does not
 # rebuild the others. <cache>/<digest of all>/bin has a symbolic link to each of them.
@@ -78,7 +78,6 @@ keys() {
   while IFS='|' read -r name source package flags; do
     key "$name" "$source" "$name|$source|$package|$flags"
   done < <(programs)
-  echo "$PREVIOUS"
 }
 
 where() {
@@ -119,10 +118,14 @@ build() {
   echo "make peers: built $name in $((SECONDS - started)) s" >&2
 }
 
-# Builds the older version as `make conformance` builds this one, and in its target directory, so that only
-# the crates of the workspace are built for it.
-build_previous() {
-  local out=$1 repository sources started=$SECONDS
+# Builds the older version. The target directory is another one, because cargo takes the crates of both versions for the same.
+previous() {
+  local target=$CACHE/cofferdam-$PREVIOUS bin repository sources started=$SECONDS
+  lock
+  bin=$(where)
+  mkdir -p "$bin"
+  ln -sfn "../../${target##*/}" "$bin/cofferdam-previous"
+  [[ ! -x $target ]] || return 0
   repository=$(git rev-parse --show-toplevel) || missing "$PWD is not in a git repository: expected one, whose history has $PREVIOUS"
   git cat-file -e "$PREVIOUS^{commit}" 2>/dev/null || missing "the history lacks $PREVIOUS: run git fetch --unshallow"
   echo "make peers: building cofferdam $PREVIOUS" >&2
@@ -132,10 +135,10 @@ build_previous() {
   git -C "$repository" archive "$PREVIOUS" | tar --extract --directory "$sources"
   (
     cd "$sources"
-    export CARGO_TARGET_DIR=${CARGO_TARGET_DIR:-$repository/target}
-    "${CARGO:-cargo}" build --quiet --locked --config conformance/build.toml --bin cofferdam
-    cp "$CARGO_TARGET_DIR/debug/cofferdam" "$out"
+    CARGO_TARGET_DIR=$sources/target "${CARGO:-cargo}" build --quiet --locked --config conformance/build.toml --bin cofferdam
   )
+  cp "$sources/target/debug/cofferdam" "$target.new"
+  mv "$target.new" "$target"
   rm -rf "$sources"
   echo "make peers: built cofferdam $PREVIOUS in $((SECONDS - started)) s" >&2
 }
@@ -155,13 +158,17 @@ needs() {
     || missing "Debian packages missing: apt-get could not install ${lacking[*]}"
 }
 
+# Two builds at once would do the same work twice.
+lock() {
+  mkdir -p "$CACHE"
+  exec 9>"$CACHE/lock"
+  flock -n 9 || { echo "make peers: waiting for another build" >&2; flock 9; }
+}
+
 all() {
   local name source package flags directory target bin
   needs
-  mkdir -p "$CACHE"
-  # Two builds at once would do the same work twice.
-  exec 9>"$CACHE/lock"
-  flock -n 9 || { echo "make peers: waiting for another build" >&2; flock 9; }
+  lock
   bin=$(where)
   mkdir -p "$bin"
   while IFS='|' read -r name source package flags; do
@@ -174,17 +181,12 @@ all() {
     fi
     ln -sfn "../../$(basename "$directory")/$name" "$bin/$name"
   done < <(programs)
-  target=$CACHE/cofferdam-$PREVIOUS
-  if [[ ! -x $target ]]; then
-    build_previous "$target.new"
-    mv "$target.new" "$target"
-  fi
-  ln -sfn "../../$(basename "$target")" "$bin/cofferdam-previous"
-  echo "make peers: $(($(programs | wc -l) + 1)) programs in $bin" >&2
+  echo "make peers: $(programs | wc -l) programs in $bin" >&2
 }
 
 case ${1:-} in
   where) where ;;
+  previous) previous ;;
   "") all ;;
-  *) missing "unknown argument $1: expected where, or none" ;;
+  *) missing "unknown argument $1: expected where, previous, or none" ;;
 esac

@@ -87,7 +87,7 @@ pub fn main() -> ExitCode {
 
 fn run_command(cli: &Cli) -> Result<ExitCode> {
     if cli.list {
-        for suite in suites::SUITES.iter().chain(suites::BENCHMARKS) {
+        for suite in suites::SUITES.iter().chain(suites::ON_REQUEST) {
             writeln!(io::stdout(), "{:<16} {}", suite.name, suite.description)?;
         }
         return Ok(ExitCode::SUCCESS);

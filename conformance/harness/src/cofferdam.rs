@@ -70,6 +70,22 @@ impl MemoryDriver {
         Ok(driver)
     }
 
+    /// Replaces the component's file by one with another digest: the same component with a number in a custom
+    /// section.
+    ///
+    /// # Errors
+    /// If the file cannot be written.
+    pub(crate) fn replace_component(&self, number: usize) -> Result<()> {
+        /// Id of a custom section.
+        const CUSTOM: u8 = 0;
+        let (name, number) = (b"number", u8::try_from(number)?);
+        let payload: Vec<u8> = [u8::try_from(name.len())?].into_iter().chain(*name).chain([number]).collect();
+        let section = [CUSTOM, u8::try_from(payload.len())?].into_iter().chain(payload);
+        let new = self.component.with_extension("new");
+        fs::write(&new, cofferdam_carried::MEMORY.iter().copied().chain(section).collect::<Vec<u8>>())?;
+        Ok(fs::rename(new, &self.component)?)
+    }
+
     fn config_flag(&self) -> String {
         format!("--config={}", self.configuration.display())
     }

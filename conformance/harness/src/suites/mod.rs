@@ -13,6 +13,7 @@ mod kubectl;
 mod node;
 mod pods;
 mod provision;
+mod reload;
 mod replacement;
 mod resize;
 mod scenarios;
@@ -193,13 +194,6 @@ pub const SUITES: &[Suite] = &[
         run: |run| Box::pin(sidecars::leases::run(run)),
     },
     Suite {
-        name: "upgrade",
-        description: "the version before journal epochs and this one replace each other with open intents",
-        limit: MINUTE.saturating_mul(15),
-        lane: SuiteLane::Background,
-        run: |run| Box::pin(upgrade::run(run)),
-    },
-    Suite {
         name: "mixed",
         description: "two replicas of each sidecar and two of Cofferdam compete for the sidecar's Lease: one \
              writes at a time",
@@ -233,14 +227,30 @@ pub const SUITES: &[Suite] = &[
     },
 ];
 
-/// Benchmarks: they run only if the command line names them.
-pub const BENCHMARKS: &[Suite] = &[Suite {
-    name: "bench-peers",
-    description: "benchmark: the same claims on the upstream controllers, on Cofferdam, and on the API only",
-    limit: MINUTE.saturating_mul(60),
-    lane: SuiteLane::Exclusive,
-    run: |run| Box::pin(bench::run(run)),
-}];
+/// Suites and benchmarks that run only if the command line names them.
+pub const ON_REQUEST: &[Suite] = &[
+    Suite {
+        name: "upgrade",
+        description: "the version before journal epochs and this one replace each other with open intents",
+        limit: MINUTE.saturating_mul(15),
+        lane: SuiteLane::Main,
+        run: |run| Box::pin(upgrade::run(run)),
+    },
+    Suite {
+        name: "reload",
+        description: "a component is replaced ten times while claims are created: no call fails",
+        limit: MINUTE.saturating_mul(15),
+        lane: SuiteLane::Main,
+        run: |run| Box::pin(reload::run(run)),
+    },
+    Suite {
+        name: "bench-peers",
+        description: "benchmark: the same claims on the upstream controllers, on Cofferdam, and on the API only",
+        limit: MINUTE.saturating_mul(60),
+        lane: SuiteLane::Exclusive,
+        run: |run| Box::pin(bench::run(run)),
+    },
+];
 
 /// Suites that leak resources on purpose, for the suite `cleanup`.
 const CLEANUP_FIXTURES: &[Suite] = &[
@@ -268,7 +278,7 @@ pub fn find(name: &str) -> Result<&'static Suite> {
     let names = || SUITES.iter().map(|suite| suite.name).collect::<Vec<_>>().join(", ");
     SUITES
         .iter()
-        .chain(BENCHMARKS)
+        .chain(ON_REQUEST)
         .chain(CLEANUP_FIXTURES)
         .find(|suite| suite.name == name)
         .with_context(|| format!("no suite {name:?}: expected one of {}", names()))
@@ -280,7 +290,7 @@ mod tests {
 
     #[test]
     fn find_returns_suites_by_exact_name() {
-        for suite in SUITES.iter().chain(BENCHMARKS).chain(CLEANUP_FIXTURES) {
+        for suite in SUITES.iter().chain(ON_REQUEST).chain(CLEANUP_FIXTURES) {
             assert_eq!(
                 find(suite.name).unwrap().description,
                 suite.description,

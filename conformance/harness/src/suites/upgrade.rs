@@ -73,7 +73,9 @@ impl Version {
 
     fn program(self, run: &SuiteRun) -> Result<PathBuf> {
         match self {
-            Self::Previous => run.peers().program(PREVIOUS),
+            Self::Previous => {
+                run.peers().program(PREVIOUS).context("`make conformance SUITE=upgrade` builds it")
+            }
             Self::Current => Ok(run.program().to_owned()),
         }
     }

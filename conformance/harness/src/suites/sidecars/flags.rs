@@ -155,7 +155,7 @@ impl Sidecar {
             }
         }
         ensure!(!upstream.defaults.is_empty(), "the help has no flags");
-        let off = upstream.gates.iter().filter(|(name, is_on)| GATES.contains(&name.as_str()) && !is_on);
+        let off = upstream.gates.iter().filter(|(name, is_on)| GATES.contains(&name.as_str()) && !**is_on);
         differences.extend(off.map(|(gate, _)| format!("feature gate {gate}: off by default")));
         comparison.flags.extend(upstream.defaults.keys().cloned());
         let documented = stricter_values(&comparison.flags);
