@@ -40,6 +40,11 @@ impl Campaign {
         Self { electors, ..self }
     }
 
+    /// True after [`Campaign::as_only_owner`].
+    pub fn is_only_owner(&self) -> bool {
+        self.electors.iter().any(LeaderElector::is_only_owner)
+    }
+
     /// The drivers with which the process works while it leads.
     pub const fn drivers(&self) -> &BTreeSet<DriverName> {
         &self.drivers

@@ -385,6 +385,11 @@ impl LeaderElector {
         Self { is_only_owner: true, ..self }
     }
 
+    /// True after [`LeaderElector::as_only_owner`].
+    pub const fn is_only_owner(&self) -> bool {
+        self.is_only_owner
+    }
+
     /// The term of the Lease, once [`LeaderElector::acquire`] has returned. Each renewal extends it: it ends
     /// with the renew deadline, counted from the moment before the last renewing request was sent.
     pub fn term(&self) -> Term {
@@ -444,7 +449,7 @@ impl LeaderElector {
     }
 
     /// Waits until the next attempt to acquire the Lease: until the holder releases it, or has not renewed it
-    /// for its duration. If nobody holds the Lease now, or it cannot be watched, the extended retry period ends
+    /// for its duration. If no process holds the Lease now, or it cannot be watched, the extended retry period ends
     /// the wait, as in client-go.
     async fn wait_for_attempt(&mut self, retry_period: Duration) {
         let retry_at = Instant::now() + self.jittered(retry_period);

@@ -60,7 +60,7 @@ impl TermSender {
 }
 
 impl Drop for TermSender {
-    /// Without a sender nobody renews the Lease.
+    /// Without a sender no process renews the Lease.
     fn drop(&mut self) {
         self.end();
     }

@@ -196,7 +196,7 @@ impl<K: Clone + Eq + Hash + Ord + fmt::Debug + Send + Sync + 'static> Queue<K> {
         }
     }
 
-    /// As [`Queue::add`], for a change that a user can make as often as he likes: it ends a back-off early,
+    /// As [`Queue::add`], for a change that a user can make at any rate: it ends a back-off early,
     /// and further ones within the time of that back-off leave the key's delay as it is.
     pub fn add_once_per_backoff(&self, key: K) {
         let mut state = self.inner.state.lock();

@@ -62,6 +62,9 @@ fn main() -> ExitCode {
     let environment: HashMap<String, String> = std::env::vars_os()
         .filter_map(|(name, value)| Some((name.into_string().ok()?, value.into_string().ok()?)))
         .collect();
+    if let Err(error) = core_dumps::disable() {
+        let _ = writeln!(io::stderr(), "a core dump of this process may contain Secrets: {error}");
+    }
     let mut arguments = std::env::args_os();
     let program = arguments.next().unwrap_or_default();
     let sidecar = Sidecar::from_program(&program);

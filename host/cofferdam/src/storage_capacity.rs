@@ -14,7 +14,7 @@ const INTERVAL: Duration = Duration::from_secs(60);
 
 /// Rejects drivers whose CSIDriver has `storageCapacity: true`. For a pod with a WaitForFirstConsumer claim,
 /// the scheduler then accepts only nodes with enough capacity in the driver's CSIStorageCapacity objects, and
-/// nobody would keep these up to date. A CSIDriver that cannot be read is logged once, until it can be read.
+/// no process would update them. A CSIDriver that cannot be read is logged once, until it can be read.
 pub(crate) struct StorageCapacityCheck {
     api: Api<CSIDriver>,
     drivers: Vec<DriverName>,
@@ -41,7 +41,7 @@ impl StorageCapacityCheck {
                     tracing::warn!(
                         %error,
                         "cannot read CSIDriver {driver}: if its storageCapacity is true, the scheduler uses \
-                         CSIStorageCapacity objects that nobody updates"
+                         CSIStorageCapacity objects that no process updates"
                     );
                 }
                 Ok(_) => {

@@ -111,6 +111,7 @@ async fn run_elected(
     let group = |campaign: &Campaign| DriverGroup {
         drivers: campaign.drivers().clone(),
         leadership: campaign.leadership(),
+        is_ready_as_standby: !campaign.is_only_owner(),
     };
     let groups: Vec<_> = campaigns.iter().map(group).collect();
     let stop = stop.child_token();

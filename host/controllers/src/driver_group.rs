@@ -18,6 +18,9 @@ pub struct DriverGroup {
     pub drivers: BTreeSet<DriverName>,
     /// The terms.
     pub leadership: Leadership,
+    /// True if the group is ready while it waits for a term. Otherwise it is ready while it leads: an only
+    /// owner ends if another process leads, and must not be taken for a standby before.
+    pub is_ready_as_standby: bool,
 }
 
 /// Permits of a process: it leads if any of its groups does.
@@ -93,7 +96,8 @@ mod tests {
     fn a_process_has_permits_while_any_group_leads() {
         let ((first, first_leadership), (second, second_leadership)) =
             (Leadership::elected(), Leadership::elected());
-        let group = |leadership| DriverGroup { drivers: BTreeSet::new(), leadership };
+        let group =
+            |leadership| DriverGroup { drivers: BTreeSet::new(), leadership, is_ready_as_standby: true };
         let permits = AnyLeadership::new(&[group(first_leadership), group(second_leadership)]);
         assert!(permits.permit().is_err());
         second.begin(Term::permanent());

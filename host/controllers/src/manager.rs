@@ -242,7 +242,7 @@ impl ControllerManager {
     ) -> Result<(), ControllerManagerError> {
         let backends = &self.dependencies.backends;
         let drivers = backends.iter().map(|backend| backend.description().name.clone()).collect();
-        self.run_groups(stop, &[DriverGroup { drivers, leadership }]).await
+        self.run_groups(stop, &[DriverGroup { drivers, leadership, is_ready_as_standby: true }]).await
     }
 
     /// As [`ControllerManager::run`], but each group of drivers has controllers of its own, which run in terms
@@ -385,7 +385,7 @@ impl ControllerManager {
         let drivers = GroupDrivers { backends: &backends, events: &events };
         let stop_events = CancellationToken::new();
         let run_terms = async {
-            let result = self.run_terms(lifetime, &drivers, group.leadership.clone(), ready).await;
+            let result = self.run_terms(lifetime, &drivers, group, ready).await;
             ready.set(false);
             if result.is_err() {
                 lifetime.stop_work.cancel();
@@ -409,13 +409,13 @@ impl ControllerManager {
         &self,
         lifetime: &CacheLifetime<'_>,
         drivers: &GroupDrivers<'_>,
-        mut leadership: Leadership,
+        group: &DriverGroup,
         ready: GroupReadiness<'_>,
     ) -> Result<(), ControllerManagerError> {
-        let mut failures = 0;
+        let (mut leadership, mut failures) = (group.leadership.clone(), 0);
         loop {
             if leadership.term().is_none() {
-                ready.set(true);
+                ready.set(group.is_ready_as_standby);
             }
             let term = tokio::select! {
                 biased;

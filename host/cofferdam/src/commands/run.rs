@@ -18,7 +18,6 @@ use crate::{
     cli::ClusterFlags,
     client::{self, ClientEnvironment, ClusterConnection},
     config::{ConfigError, Configuration, FeatureGate, GoDuration, ResolvedConfig},
-    core_dumps,
     drivers::{self, DriverLoader, LoadedDriver},
     error::CommandError,
     host_name::host_name,
@@ -90,9 +89,6 @@ async fn run_roles(
         logging::start(configuration);
         if let Some(warning) = sidecar.and_then(|sidecar| sidecar.warning.as_deref()) {
             tracing::warn!("{warning}");
-        }
-        if let Err(error) = core_dumps::disable() {
-            tracing::warn!(%error, "a core dump of this process may contain Secrets");
         }
     };
     if roles.is_node_only() {

@@ -10,11 +10,17 @@ pub(crate) enum SyntaxError {
     #[error("flag provided but not defined: --{name}: expected a flag of {program}, as --help lists them")]
     UnknownFlag { name: String, program: &'static str },
     #[error("bad flag syntax: {0}: expected --NAME or --NAME=VALUE")]
+    /// The argument without its value, which may be a secret.
     BadSyntax(String),
     #[error("flag needs an argument: --{flag}: expected {expected}")]
     MissingValue { flag: &'static str, expected: &'static str },
     #[error("invalid value {value:?} for flag --{flag}: expected {expected}")]
     InvalidValue { flag: &'static str, value: String, expected: &'static str },
+}
+
+/// An argument up to its first `=`. The rest may be a secret.
+pub(super) fn without_value(argument: &str) -> &str {
+    argument.split_once('=').map_or(argument, |(name, _)| name)
 }
 
 /// A flag of the command line, with its value in the syntax of the program's settings.
@@ -66,7 +72,7 @@ pub(super) fn parse(
             }
         };
         if name.starts_with(['-', '=']) {
-            return Err(SyntaxError::BadSyntax(argument));
+            return Err(SyntaxError::BadSyntax(without_value(&argument).to_owned()));
         }
         let (name, value) = match name.split_once('=') {
             Some((name, value)) => (name, Some(value.to_owned())),
@@ -184,7 +190,7 @@ mod tests {
         let table = [
             ("--tiemout=1s", "flag provided but not defined: --tiemout: expected a flag of csi-x"),
             ("---v", "bad flag syntax: ---v: expected --NAME or --NAME=VALUE"),
-            ("--=1", "bad flag syntax: --=1"),
+            ("--=1", "bad flag syntax: --: expected"),
             ("--timeout", "flag needs an argument: --timeout: expected a duration such as 500ms"),
             ("--timeout=10", "invalid value \"10\" for flag --timeout: expected a duration"),
             ("--timeout=1d", "invalid value \"1d\" for flag --timeout"),

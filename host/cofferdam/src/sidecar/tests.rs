@@ -234,7 +234,7 @@ fn flags_without_effect_are_named_in_one_warning() {
         "csi-attacher: flags without effect: \
          --max-grpc-log-length=100: requests and responses are not logged; \
          --kube-api-qps=20: requests to the API are not rate limited; \
-         extra --v=3: the sidecar ignores these arguments, too"
+         extra and 1 more: the sidecar ignores these arguments, too"
     );
     let quiet =
         "--kube-api-qps=5 --leader-election=false --feature-gates=MutableCSINodeAllocatableCount=true";

@@ -8,7 +8,7 @@ use std::{
 use super::{
     Sidecar, SidecarCommand, SidecarError, SidecarRun,
     flags::{FIXED_GATES, FlagEffect, LIBRARY_GATES},
-    syntax::{GivenFlag, GivenFlags},
+    syntax::{GivenFlag, GivenFlags, without_value},
 };
 use crate::config::{CliValues, FeatureGateError, parse_gate};
 
@@ -61,8 +61,11 @@ pub(super) fn translate(
         }
     }
     let mut warnings = ignored_flags(&last);
-    if !given.ignored.is_empty() {
-        warnings.push(format!("{}: the sidecar ignores these arguments, too", given.ignored.join(" ")));
+    // A further argument may be the value of a flag, and a secret.
+    if let Some((first, more)) = given.ignored.split_first() {
+        let first = without_value(first);
+        let more = if more.is_empty() { String::new() } else { format!(" and {} more", more.len()) };
+        warnings.push(format!("{first}{more}: the sidecar ignores these arguments, too"));
     }
     if let Some(filter) = log_filter(&last) {
         values = values.with("log", [filter.to_owned()]);

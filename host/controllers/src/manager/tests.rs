@@ -267,7 +267,12 @@ struct RunningRecorder {
 impl RunningRecorder {
     /// Starts the process, and waits until it is ready.
     async fn start(leadership: Leadership) -> Self {
-        Self::start_groups(vec![DriverGroup { drivers: BTreeSet::new(), leadership }]).await
+        Self::start_groups(vec![DriverGroup {
+            drivers: BTreeSet::new(),
+            leadership,
+            is_ready_as_standby: true,
+        }])
+        .await
     }
 
     /// Starts a process with these groups of drivers, and waits until it is ready.
@@ -351,11 +356,29 @@ async fn controllers_work_in_terms_only_and_the_cache_stays() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_group_without_a_standby_is_ready_while_it_leads() {
+    const WAIT: Duration = Duration::from_secs(60);
+    let (terms, leadership) = Leadership::elected();
+    let group = DriverGroup { drivers: BTreeSet::new(), leadership, is_ready_as_standby: false };
+    let started = Instant::now();
+    let begin = async {
+        tokio::time::sleep(WAIT).await;
+        terms.begin(Term::permanent());
+    };
+    let (recorder, ()) = tokio::join!(RunningRecorder::start_groups(vec![group]), begin);
+    assert!(started.elapsed() >= WAIT, "ready after {:?}", started.elapsed());
+    recorder.stop().await;
+}
+
+#[tokio::test(start_paused = true)]
 async fn a_group_resigns_as_soon_as_its_own_work_has_ended() {
     let (busy, busy_leadership) = Leadership::elected();
     let (idle, idle_leadership) = Leadership::elected();
-    let group =
-        |driver: &str, leadership| DriverGroup { drivers: BTreeSet::from([driver.into()]), leadership };
+    let group = |driver: &str, leadership| DriverGroup {
+        drivers: BTreeSet::from([driver.into()]),
+        leadership,
+        is_ready_as_standby: true,
+    };
     let groups = vec![group("busy", busy_leadership), group("idle", idle_leadership)];
     let recorder = RunningRecorder::start_groups(groups).await;
     busy.begin(Term::permanent());

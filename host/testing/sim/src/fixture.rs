@@ -36,7 +36,7 @@ use crate::{
 /// Paused time: duration of a wait for idle processes. It is longer than every back-off of the roles plus the
 /// longest time they retain any state, except that of orphan scans. The processes are idle afterwards, except
 /// for orphan scans and for retries of calls that always fail.
-const SETTLE_TIME: Duration = Duration::from_secs(3600);
+pub(crate) const SETTLE_TIME: Duration = Duration::from_secs(3600);
 /// Paused time: duration of a wait for watches, in which every watch delivers its events.
 const WATCH_DELAY: Duration = Duration::from_millis(10);
 /// Real time: after this time without a request or driver call, all processes count as idle. It is longer

@@ -6,7 +6,11 @@
 //! resync, which makes up for a missed change of an object: in the simulation, its period is longer than any
 //! run.
 //!
-//! The simulation judges requests and metrics, not what the processes report. These are not work:
+//! The simulation judges requests, calls and the metrics of the work queues, not what the roles report. A key
+//! that returns for ever without a failure shows in the runs of its queue: in the last half hour, a queue may
+//! run once for each object, as the keys of problems do whose Events are repeated.
+//!
+//! These are not work:
 //! - writes of Events: a process emits an Event about every problem that remains, and repeats it each half
 //!   hour, because kube-apiserver keeps Events for an hour;
 //! - GET requests to the API server, and the driver's Probe, ValidateVolumeCapabilities, GetCapacity and
@@ -41,8 +45,8 @@ pub enum WorkKind {
     Write,
     /// A driver call, also one that failed.
     Call,
-    /// A key in a work queue, or a failed run, which is retried. Not judged in real time, where a run may
-    /// fail because of the machine.
+    /// A key in a work queue, a failed run, which is retried, or more runs than objects in the last half hour.
+    /// Not judged in real time, where a run may fail because of the machine.
     Retry,
 }
 
@@ -53,7 +57,7 @@ pub struct RemainingWork {
     pub kind: WorkKind,
     /// The roles of the process that found the work; one role if it is known.
     pub roles: String,
-    /// The number of requests, calls, queued keys or failed runs.
+    /// The number of requests, calls, queued keys or runs.
     pub count: usize,
     /// The request with its first body, the call or the queue. The first work of a process also has the first
     /// steps that the process reported, which name their roles.
@@ -67,10 +71,37 @@ impl fmt::Display for RemainingWork {
     }
 }
 
+/// The metrics of a process, in the Prometheus text format, in an hour at rest.
+pub(crate) struct QueueMetrics {
+    /// After half an hour.
+    pub(crate) halfway: String,
+    /// At the end.
+    pub(crate) end: String,
+    /// Number of objects that the queues may have as keys.
+    pub(crate) objects: usize,
+}
+
+impl QueueMetrics {
+    /// The queues that have run more often than there are objects in the last half hour, with the runs.
+    fn busy_queues(&self) -> impl Iterator<Item = (&str, usize)> {
+        const RUNS: &str = "workqueue_work_duration_seconds_count";
+        let earlier: BTreeMap<&str, usize> = queues_above_zero(&self.halfway, RUNS).collect();
+        queues_above_zero(&self.end, RUNS)
+            .map(move |(queue, runs)| {
+                (queue, runs - earlier.get(queue).copied().unwrap_or_default().min(runs))
+            })
+            .filter(|(_, runs)| *runs > self.objects)
+    }
+}
+
 impl RemainingWork {
-    /// The work of a process: its writes, and what its metrics, in the Prometheus text format, show of its
-    /// queues. Without `metrics`, queues are not judged.
-    pub(crate) fn of_process(roles: &BTreeSet<Role>, log: &WorkLog, metrics: Option<&str>) -> Vec<Self> {
+    /// The work of a process: its writes, and what its metrics show of its queues. Without `metrics`, queues
+    /// are not judged.
+    pub(crate) fn of_process(
+        roles: &BTreeSet<Role>,
+        log: &WorkLog,
+        metrics: Option<&QueueMetrics>,
+    ) -> Vec<Self> {
         let roles = roles.iter().map(|role| role.as_str()).collect::<Vec<_>>().join(", ");
         let work = |kind, count, description| Self { kind, roles: roles.clone(), count, description };
         let writes = log.writes.lock();
@@ -78,7 +109,16 @@ impl RemainingWork {
             .iter()
             .map(|(request, (count, body))| work(WorkKind::Write, *count, format!("{request} {body}")))
             .collect();
-        let metrics = metrics.unwrap_or_default();
+        if let Some(metrics) = metrics {
+            found.extend(metrics.busy_queues().map(|(queue, runs)| {
+                let text = format!(
+                    "run of the work queue {queue} in the last half hour, for {} objects",
+                    metrics.objects
+                );
+                work(WorkKind::Retry, runs, text)
+            }));
+        }
+        let metrics = metrics.map(|metrics| metrics.end.as_str()).unwrap_or_default();
         found.extend(
             queues_above_zero(metrics, "workqueue_depth")
                 .map(|(queue, keys)| work(WorkKind::Retry, keys, format!("key in the work queue {queue}"))),

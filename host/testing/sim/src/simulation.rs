@@ -39,12 +39,12 @@ use crate::{
         ScriptedDriver, TopologyBehavior, UserActionHandler,
     },
     effects::{ApiFault, Effect, Effects, Interruption},
-    fixture::SimulationFixture,
+    fixture::{SETTLE_TIME, SimulationFixture},
     invariants,
     objects::DRIVER,
     process_api::CrashingApi,
     rbac::Rbac,
-    remaining_work::{RemainingWork, WorkLog},
+    remaining_work::{QueueMetrics, RemainingWork, WorkLog},
     secret_values::{self, has_secret_value},
     test_cluster::{InProcessCluster, TestCluster, TestUser},
 };
@@ -574,17 +574,42 @@ impl Simulation {
         let calls_before = self.driver.calls().len();
         let processes: Vec<(&ProcessSpec, RunningProcess)> =
             self.process_specs.iter().map(|spec| (spec, self.start(spec, None))).collect();
-        self.fixture.settle().await;
-        let judges_queues = !self.fixture.is_real_time();
-        let of_process = |(spec, running): &(&ProcessSpec, RunningProcess)| {
-            let metrics = judges_queues.then(|| encode_metrics(&running.metrics));
-            RemainingWork::of_process(&spec.roles, &running.log, metrics.as_deref())
-        };
-        let mut found: Vec<RemainingWork> = processes.iter().flat_map(of_process).collect();
+        let mut found = Vec::new();
+        if self.fixture.is_real_time() {
+            self.fixture.settle().await;
+            for (spec, running) in &processes {
+                found.extend(RemainingWork::of_process(&spec.roles, &running.log, None));
+            }
+        } else {
+            let encode = |(_, running): &(&ProcessSpec, RunningProcess)| encode_metrics(&running.metrics);
+            self.fixture.wait(SETTLE_TIME / 2).await;
+            let halfway: Vec<String> = processes.iter().map(encode).collect();
+            self.fixture.wait(SETTLE_TIME / 2).await;
+            let objects = self.count_objects().await;
+            for ((spec, running), halfway) in processes.iter().zip(halfway) {
+                let metrics = QueueMetrics { halfway, end: encode_metrics(&running.metrics), objects };
+                found.extend(RemainingWork::of_process(&spec.roles, &running.log, Some(&metrics)));
+            }
+        }
         self.stop(processes.into_iter().map(|(_, running)| running).collect()).await;
         let calls = self.driver.calls();
         found.extend(RemainingWork::of_calls(calls.get(calls_before..).unwrap_or_default()));
         found
+    }
+
+    /// The number of objects that are keys of work queues.
+    async fn count_objects(&self) -> usize {
+        let paths = [
+            "/api/v1/persistentvolumeclaims",
+            "/api/v1/persistentvolumes",
+            VOLUME_ATTACHMENTS_PATH,
+            NODES_PATH,
+        ];
+        let mut count = 0;
+        for path in paths {
+            count += self.fixture.list(path).await.len();
+        }
+        count
     }
 
     fn start(&self, spec: &ProcessSpec, crash_after: Option<usize>) -> RunningProcess {
