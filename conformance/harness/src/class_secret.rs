@@ -26,6 +26,7 @@ pub(crate) const CONTROLLER_METHODS: [&str; 5] = [
 pub(crate) const NODE_METHODS: [&str; 3] = ["NodeStageVolume", "NodePublishVolume", "NodeExpandVolume"];
 
 /// A Secret in the namespace of the claims.
+#[derive(Clone)]
 pub(crate) struct ClassSecret {
     namespace: String,
     planted: PlantedSecret,

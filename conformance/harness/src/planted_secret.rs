@@ -26,6 +26,7 @@ const MEMORY_PART: usize = 1 << 20;
 const MIN_MARKER_LENGTH: usize = 24;
 
 /// A value that nothing but a Secret may have.
+#[derive(Clone)]
 pub(crate) struct PlantedSecret {
     value: String,
     encodings: Vec<Finder<'static>>,

@@ -54,15 +54,20 @@ const PROTECTION_CONTROLLERS: &str =
     "persistentvolume-protection-controller,persistentvolumeclaim-protection-controller";
 
 pub(super) async fn run(run: &SuiteRun) -> Result<()> {
-    let options = ControlPlaneOptions { is_unlimited: true, ..ControlPlaneOptions::default() };
+    let options = ControlPlaneOptions {
+        is_unlimited: true,
+        has_audited_bodies: true,
+        ..ControlPlaneOptions::default()
+    };
     let mut plane = ControlPlane::start(run, options).await?;
     replace_binder_of_cofferdam(run, &mut plane).await?;
     replace_binder_of_csi_provisioner(run, &mut plane).await?;
-    replace_provisioner(run, &mut plane).await?;
+    let secret = replace_provisioner(run, &mut plane).await?;
     recognise_binder(run, &mut plane).await?;
     plane.stop().await?;
     let prefixes = &["process_", "pv_collector_", "rest_client_", "retroactive_", "volume_", "workqueue_"];
-    metric_names::compare(run, &[UpstreamProgram { name: "kube-controller-manager", prefixes }])
+    metric_names::compare(run, &[UpstreamProgram { name: "kube-controller-manager", prefixes }])?;
+    secret.ensure_not_in_files(run.directory())
 }
 
 /// A controller with two implementations, of which at most one runs.
@@ -79,14 +84,24 @@ trait ReplacedController {
     async fn stored_volumes(&mut self) -> Result<BTreeMap<String, String>>;
 }
 
-/// Replaces the controller by the other implementation and back while claims are created, and once more by
-/// the other implementation while they are deleted. Checks claims, volumes and storage after the creation,
-/// and that the storage is empty after the deletion.
+/// Replaces the controller [while claims are created](replace_during_creation), and once more
+/// [while they are deleted](replace_during_deletion).
 async fn replace_under_load(
     claims: &Claims,
     initial: Implementation,
     controller: &mut impl ReplacedController,
 ) -> Result<()> {
+    let count = replace_during_creation(claims, initial, controller).await?;
+    replace_during_deletion(claims, count, initial, controller).await
+}
+
+/// Replaces the controller by the other implementation and back while claims are created. Checks claims,
+/// volumes and storage. Returns the number of claims.
+async fn replace_during_creation(
+    claims: &Claims,
+    initial: Implementation,
+    controller: &mut impl ReplacedController,
+) -> Result<usize> {
     controller.start(initial).await?;
     let load = ContinuousClaimLoad::new(CLAIMS, CONCURRENT_REQUESTS);
     let swaps = async {
@@ -102,7 +117,17 @@ async fn replace_under_load(
     };
     let (_, count) = tokio::try_join!(claims.create_continuously(&load), swaps)?;
     claims.ensure_consistent(count, &controller.stored_volumes().await?).await?;
+    Ok(count)
+}
 
+/// Replaces the controller by the other implementation while claims are deleted. Checks that the storage is
+/// empty.
+async fn replace_during_deletion(
+    claims: &Claims,
+    count: usize,
+    initial: Implementation,
+    controller: &mut impl ReplacedController,
+) -> Result<()> {
     let swap = async {
         claims.wait_remaining(count - BOUND_AT_FIRST_SWAP, TIMEOUT).await?;
         controller.kill(initial).await?;
@@ -268,6 +293,13 @@ struct Provisioner<'a> {
     process: Option<ManagedProcess>,
 }
 
+impl Provisioner<'_> {
+    /// The processes of the provisioner and of the driver.
+    fn processes(&self) -> impl Iterator<Item = &ManagedProcess> {
+        self.process.iter().chain([&self.driver.process])
+    }
+}
+
 impl ReplacedController for Provisioner<'_> {
     async fn start(&mut self, implementation: Implementation) -> Result<()> {
         let socket = self.driver.socket();
@@ -295,8 +327,9 @@ impl ReplacedController for Provisioner<'_> {
 
 /// Replaces the provisioner of one driver beside the upstream binder: csi-provisioner, Cofferdam's,
 /// csi-provisioner again, and Cofferdam's during deletion. Both use the sidecar's Lease, and the driver
-/// requires the Secret of the class.
-async fn replace_provisioner(run: &SuiteRun, plane: &mut ControlPlane) -> Result<()> {
+/// requires the Secret of the class. Searches for the Secret's value while the claims and volumes exist, and
+/// after their deletion. Returns the Secret.
+async fn replace_provisioner(run: &SuiteRun, plane: &mut ControlPlane) -> Result<ClassSecret> {
     let secret = ClassSecret::random(PROVISIONERS)?;
     let mut flags = secret.driver_flags(&class_secret::CONTROLLER_METHODS);
     flags.push("--attach=false".to_owned());
@@ -312,12 +345,15 @@ async fn replace_provisioner(run: &SuiteRun, plane: &mut ControlPlane) -> Result
         process: None,
     };
     plane.replace_controller_manager(run, BINDER_CONTROLLERS).await?;
-    replace_under_load(&claims, Implementation::Upstream, &mut provisioner).await?;
+    let count = replace_during_creation(&claims, Implementation::Upstream, &mut provisioner).await?;
+    let hits = secret.search(plane.client(), run.directory(), provisioner.processes()).await?;
+    run.add_note(&format!("before the deletion of {count} claims: {hits}"))?;
+    replace_during_deletion(&claims, count, Implementation::Upstream, &mut provisioner).await?;
     roll_back_with_open_call(&claims, plane, &mut provisioner).await?;
-    let processes = provisioner.process.iter().chain([&provisioner.driver.process]);
-    run.add_note(&secret.search(plane.client(), run.directory(), processes).await?)?;
+    run.add_note(&secret.search(plane.client(), run.directory(), provisioner.processes()).await?)?;
     provisioner.process.context("no provisioner runs")?.stop().await?;
-    provisioner.driver.process.stop().await
+    provisioner.driver.process.stop().await?;
+    Ok(secret)
 }
 
 /// Replaces Cofferdam's provisioner by csi-provisioner after a claim was deleted during its CreateVolume

@@ -77,6 +77,7 @@ pub(super) async fn run(run: &SuiteRun) -> Result<()> {
     let storage = DriverUnderTest::start_cofferdam(run, &node).await?;
     COFFERDAM_CSI_SERVER.run(run, &mut plane, &node, storage).await?;
     let storage = DriverUnderTest::start_go(run, plane.client(), &node, GO_DRIVER.namespace).await?;
+    let secret = storage.class_secret().cloned();
     GO_DRIVER.run(run, &mut plane, &node, storage).await?;
     node.stop().await?;
     plane.stop().await?;
@@ -84,7 +85,11 @@ pub(super) async fn run(run: &SuiteRun) -> Result<()> {
     let attach_detach =
         UpstreamProgram { name: "kube-controller-manager", prefixes: &["attach", "storage_"] };
     let sidecars = ["csi-provisioner", "csi-attacher", "csi-resizer"].map(sidecar);
-    metric_names::compare(run, &[&sidecars[..], &[attach_detach]].concat())
+    metric_names::compare(run, &[&sidecars[..], &[attach_detach]].concat())?;
+    match secret {
+        Some(secret) => secret.ensure_not_in_files(run.directory()),
+        None => Ok(()),
+    }
 }
 
 impl SwapRound {

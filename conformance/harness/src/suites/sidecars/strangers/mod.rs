@@ -112,7 +112,7 @@ pub(in crate::suites) async fn run(run: &SuiteRun) -> Result<()> {
     if let Some(arguments) = description.sidecars.get("livenessprobe") {
         driver.processes.push(slots::start_liveness(run, arguments, &driver.socket).await?);
     }
-    run_users(run, &plane, &description, &driver, slots).await?;
+    let planted = run_users(run, &plane, &description, &driver, slots).await?;
     if let Some(node) = &node {
         node.wait_idle(run, TIMEOUT).await?;
     }
@@ -123,17 +123,22 @@ pub(in crate::suites) async fn run(run: &SuiteRun) -> Result<()> {
     if let Some(node) = node {
         node.stop().await?;
     }
-    plane.stop().await
+    plane.stop().await?;
+    match planted {
+        Some(planted) => planted.ensure_not_in_files(run.directory()),
+        None => Ok(()),
+    }
 }
 
 /// Runs the users while each sidecar is replaced by the Go program and back, and checks that nothing is left.
+/// Returns the planted Secret of the description.
 async fn run_users(
     run: &SuiteRun,
     plane: &ControlPlane,
     description: &DriverDescription,
     driver: &RunningDriver,
     mut slots: SidecarSlots<'_>,
-) -> Result<()> {
+) -> Result<Option<PlantedSecret>> {
     let client = plane.client();
     let class: StorageClass = Api::all(client.clone()).get(&description.class).await?;
     let volume_use = VolumeUse {
@@ -179,12 +184,15 @@ async fn run_users(
         Ok(())
     })
     .await?;
-    if let Some(key) = &description.planted_secret {
-        let SecretKey { namespace, name, key } = key;
-        let planted = PlantedSecret::read(client, namespace, name, key).await?;
-        let processes = slots.processes().chain(&driver.processes);
-        run.add_note(&planted.search(client, run.directory(), processes, namespace, name).await?)?;
-    }
+    let planted = match &description.planted_secret {
+        Some(SecretKey { namespace, name, key }) => {
+            let planted = PlantedSecret::read(client, namespace, name, key).await?;
+            let processes = slots.processes().chain(&driver.processes);
+            run.add_note(&planted.search(client, run.directory(), processes, namespace, name).await?)?;
+            Some(planted)
+        }
+        None => None,
+    };
     let tested: Vec<_> = slots.slots().into_iter().filter(|slot| is_used(*slot, volume_use)).collect();
     slots.stop().await?;
     let methods = driver.calls.as_ref().map(CallLog::methods).transpose()?;
@@ -202,7 +210,7 @@ async fn run_users(
             }
         }
     }
-    Ok(())
+    Ok(planted)
 }
 
 fn is_delayed(class: &StorageClass) -> bool {
