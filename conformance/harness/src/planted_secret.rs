@@ -40,7 +40,7 @@ impl PlantedSecret {
     pub(crate) fn random() -> Result<Self> {
         let mut random = [0; MIN_MARKER_LENGTH / 2];
         getrandom::fill(&mut random)?;
-        let marker: String = random.iter().map(|byte| format!("{byte:02x}")).collect();
+        let marker = lower_hex(&random);
         Ok(Self::new(format!("\"{marker}\\/ä%"), &marker))
     }
 
@@ -60,9 +60,11 @@ impl PlantedSecret {
         Ok(Self::new(value.clone(), &value))
     }
 
-    /// A value that contains `marker`, which every encoding but base64 leaves unchanged.
+    /// A value that contains `marker`, which JSON and percent-encoding leave unchanged. The other encodings are
+    /// hexadecimal, in lower and in upper case, and base64.
     fn new(value: String, marker: &str) -> Self {
-        let mut encodings = vec![marker.to_owned()];
+        let hexadecimal = lower_hex(marker.as_bytes());
+        let mut encodings = vec![marker.to_owned(), hexadecimal.to_uppercase(), hexadecimal];
         // The base64 of a part depends on its position in the value, modulo 3, except for its first and last
         // characters.
         for prefix in ["", "x", "xx"] {
@@ -173,7 +175,8 @@ impl PlantedSecret {
     fn ensure_encodings_are_found(&self) -> Result<()> {
         let percent: String = self.value.bytes().map(percent_encoded).collect();
         let json = serde_json::to_string(&self.value)?;
-        let mut planted = vec![self.value.clone(), percent, json];
+        let hexadecimal = lower_hex(self.value.as_bytes());
+        let mut planted = vec![self.value.clone(), percent, json, hexadecimal.to_uppercase(), hexadecimal];
         planted.extend(["", "x", "xx"].map(|prefix| STANDARD.encode(format!("{prefix}{}", self.value))));
         for text in planted {
             ensure!(self.is_in(format!("before {text} after").as_bytes()), "a planted value is not found");
@@ -204,6 +207,10 @@ impl PlantedSecret {
         }
         Ok(false)
     }
+}
+
+fn lower_hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
 fn percent_encoded(byte: u8) -> String {

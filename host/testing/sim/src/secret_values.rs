@@ -1,9 +1,10 @@
 //! Invariant: no process writes the value of a Secret.
 //!
 //! The simulation appends a marker to each value of each Secret that a user creates or patches. Request bodies
-//! and paths, which include Events, log lines and metrics of the processes must not contain it: neither plain
-//! nor in Base64. The marker consists of letters and digits, which JSON and percent-encoding leave unchanged.
-//! Calls in the form of [`ScriptedDriver::calls`](crate::ScriptedDriver::calls) have the values without it.
+//! and paths, which include Events, log lines and metrics of the processes must not contain it: neither plain,
+//! nor in Base64, nor in hexadecimal. The marker consists of letters and digits, which JSON and
+//! percent-encoding leave unchanged. Calls in the form of
+//! [`ScriptedDriver::calls`](crate::ScriptedDriver::calls) have the values without it.
 
 use std::{
     fmt::{self, Write as _},
@@ -24,7 +25,7 @@ const SUFFIX: &str = "\"%/+ValueOfASecretXq7Zw9";
 /// The part of [`SUFFIX`] that is searched for.
 const MARKER: &str = "ValueOfASecretXq7Zw9";
 
-/// The marker, plain and in Base64 at each alignment.
+/// The marker: plain, in hexadecimal in lower and in upper case, and in Base64 at each alignment.
 static NEEDLES: LazyLock<Vec<String>> = LazyLock::new(|| {
     let encoded = (0..3).map(|alignment| {
         let text = format!("{}{MARKER}", " ".repeat(alignment));
@@ -33,12 +34,17 @@ static NEEDLES: LazyLock<Vec<String>> = LazyLock::new(|| {
         let complete = characters.chars().take(text.len() * 8 / 6).skip((alignment * 8).div_ceil(6));
         complete.collect()
     });
-    [MARKER.to_owned()].into_iter().chain(encoded).collect()
+    let hexadecimal = lower_hex(MARKER);
+    [MARKER.to_owned(), hexadecimal.to_uppercase(), hexadecimal].into_iter().chain(encoded).collect()
 });
 
 /// Log lines with a value, of all simulations of this process. Each was written by a controller process, or
 /// by the simulation itself.
 static LOG_LINES: LazyLock<Arc<Mutex<Vec<String>>>> = LazyLock::new(Arc::default);
+
+fn lower_hex(text: &str) -> String {
+    text.bytes().map(|byte| format!("{byte:02x}")).collect()
+}
 
 /// Returns true if the text contains the value of a Secret.
 pub(crate) fn has_secret_value(text: &str) -> bool {
@@ -168,7 +174,11 @@ mod tests {
             })
             .collect();
         assert!(json.contains("\\\"%") && percent.contains("%22%25"));
-        for text in [value.clone(), json.clone(), json!({"data": json}).to_string(), percent] {
+        let hexadecimal = lower_hex(&value);
+        assert!(hexadecimal.contains("6f"), "the cases differ");
+        let hexadecimal = [hexadecimal.to_uppercase(), hexadecimal];
+        let plain = [value.clone(), json.clone(), json!({"data": json}).to_string(), percent];
+        for text in plain.into_iter().chain(hexadecimal) {
             assert!(has_secret_value(&text), "{text}");
         }
         for before in ["", "x", "xy", "xyz"] {
