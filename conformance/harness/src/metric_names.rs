@@ -3,7 +3,8 @@
 //! Dashboards and alerts select metrics by name and labels. Every metric that an upstream program had when
 //! it ended must be one of Cofferdam's, with at least the same labels, or a row of the table of missing
 //! metrics in `docs/metrics.md`. Each row must occur upstream. A metric that nothing has counted yet is in
-//! no scrape of Cofferdam, so a metric in the page's tables counts as Cofferdam's, too.
+//! no scrape of Cofferdam. [`WITHOUT_SAMPLES`] lists these metrics, which have the labels of the page's
+//! tables. Every other metric of these tables must have samples in a scrape.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -12,12 +13,37 @@ use std::{
 
 use anyhow::{Context as _, Result, ensure};
 
-use crate::{process::ManagedProcess, run::SuiteRun};
+use crate::{
+    process::ManagedProcess,
+    run::{self, SuiteRun},
+};
 
 /// The page with the table of missing metrics.
 const PAGE: &str = include_str!("../../../docs/metrics.md");
 /// Heading of the table's section.
 const HEADING: &str = "## Metrics that Cofferdam lacks";
+
+/// Name of the processes of Cofferdam whose metrics are compared.
+const COFFERDAM: &str = "cofferdam";
+/// The suites that [`compare`] metrics.
+const SUITES: [&str; 2] = ["interop", "replacement"];
+/// Metrics of the page's tables of which no process of [`SUITES`] named [`COFFERDAM`] has samples.
+const WITHOUT_SAMPLES: [&str; 9] = [
+    // The driver rejects no call.
+    "controller_persistentvolumeclaim_provision_failed_total",
+    "controller_persistentvolume_delete_failed_total",
+    // Nodes stay Ready, and unmount their volumes.
+    "attach_detach_controller_attachdetach_controller_forced_detaches",
+    // No driver has a pool.
+    "cofferdam_backend_pool_operations_total",
+    "cofferdam_backend_pool_items",
+    "cofferdam_backend_pool_bytes",
+    // Processes with other names have the roles `csi-server`, `node` and `registrar`.
+    "cofferdam_csi_server_operations_seconds",
+    "cofferdam_csi_server_operations_in_flight",
+    // Every object can be decoded.
+    "cofferdam_undecodable_objects_total",
+];
 
 /// Label names of each metric, without the suffixes of a histogram's samples. `None`: a metric without
 /// samples.
@@ -40,16 +66,22 @@ pub(crate) const SIDECAR_PREFIXES: &[&str] =
 ///
 /// # Errors
 /// If a metric or a label is missing in Cofferdam and in the table, or the table has one that no upstream
-/// program has. Also if a program has no saved metrics.
+/// program has. If a metric of [`WITHOUT_SAMPLES`] has samples. If all [`SUITES`] have run, and another
+/// metric of the page has none. Also if a program has no saved metrics.
 pub(crate) fn compare(run: &SuiteRun, programs: &[UpstreamProgram]) -> Result<()> {
-    let mut cofferdam = saved_metrics(run, "cofferdam")?;
+    let mut cofferdam = saved_metrics(run, COFFERDAM)?;
     let (documented, missing) = split_page(PAGE)?;
-    for (name, labels) in documented_metrics(documented) {
-        // A metric with samples has the labels of its samples.
-        cofferdam.entry(name).or_default().get_or_insert(labels);
+    let documented = documented_metrics(documented);
+    let mut scrapes = scrapes_of_other_suites(run)?;
+    scrapes.push(cofferdam.clone());
+    let is_complete = scrapes.len() == SUITES.len();
+    let mut problems = sample_problems(&documented, &WITHOUT_SAMPLES, &scrapes, is_complete);
+    for (name, labels) in documented {
+        if WITHOUT_SAMPLES.contains(&name.as_str()) {
+            cofferdam.entry(name).or_default().get_or_insert(labels);
+        }
     }
     let missing_rows = missing_rows(missing)?;
-    let mut problems = Vec::new();
     let mut compared = 0;
     for program in programs {
         let upstream = saved_metrics(run, program.name)?;
@@ -64,6 +96,39 @@ pub(crate) fn compare(run: &SuiteRun, programs: &[UpstreamProgram]) -> Result<()
     run.add_note(&format!(
         "{compared} metrics of upstream programs are Cofferdam's, or documented as missing"
     ))
+}
+
+/// Cofferdam's metrics of the other [`SUITES`] that this harness has run before. Excludes suites that failed,
+/// in which metrics may lack samples.
+fn scrapes_of_other_suites(run: &SuiteRun) -> Result<Vec<Metrics>> {
+    let mut scrapes = Vec::new();
+    for suite in SUITES {
+        let directory = run.directory().with_file_name(suite);
+        let path = ManagedProcess::metrics_file(&run::log_file(&directory, COFFERDAM));
+        let is_complete = path.exists() && !run::failure_file(&directory).exists();
+        if directory != run.directory() && is_complete {
+            scrapes.push(parse(&fs::read_to_string(&path)?));
+        }
+    }
+    Ok(scrapes)
+}
+
+/// The listed metrics that a scrape has samples of. If the scrapes are complete, also the documented metrics
+/// that are not listed, and that no scrape has samples of.
+fn sample_problems(
+    documented: &[(String, BTreeSet<String>)],
+    listed: &[&str],
+    scrapes: &[Metrics],
+    is_complete: bool,
+) -> Vec<String> {
+    let has_samples = |name: &str| scrapes.iter().any(|scrape| scrape.get(name).is_some_and(Option::is_some));
+    let stale = listed.iter().filter(|name| has_samples(name));
+    let stale = stale.map(|name| format!("{name} is in WITHOUT_SAMPLES, but Cofferdam has samples of it"));
+    let names = documented.iter().map(|(name, _)| name.as_str()).filter(|_| is_complete);
+    let unsampled = names.filter(|name| !listed.contains(name) && !has_samples(name));
+    let unsampled = unsampled
+        .map(|name| format!("{name} is documented, but Cofferdam has no samples of it in {SUITES:?}"));
+    stale.chain(unsampled).collect()
 }
 
 /// The differences of one program. A row is a metric's name, or `name{label}` for a missing label.
@@ -239,6 +304,30 @@ mod tests {
         assert_eq!(found, ["a {\"x\", \"y\"}", "b {\"x\", \"y\"}", "d {}"]);
         let (page, _) = split_page(PAGE).unwrap();
         assert!(documented_metrics(page).len() > 50);
+    }
+
+    #[test]
+    fn documented_metrics_have_samples_or_are_listed() {
+        let documented = ["a", "b", "c", "d"].map(|name| (name.to_owned(), BTreeSet::new()));
+        let scrapes = ["# TYPE a gauge\na 1\n# TYPE c gauge\n", "b 1\n"].map(parse);
+        let problems = |listed: &[&str], is_complete| {
+            let problems = sample_problems(&documented, listed, &scrapes, is_complete);
+            problems.iter().map(|text| text.split(", ").next().unwrap().to_owned()).collect::<Vec<_>>()
+        };
+        assert_eq!(problems(&["c", "d"], true), [""; 0]);
+        assert_eq!(problems(&["d"], true), ["c is documented"]);
+        assert_eq!(problems(&["d"], false), [""; 0]);
+        assert_eq!(problems(&["b", "c", "d"], false), ["b is in WITHOUT_SAMPLES"]);
+    }
+
+    #[test]
+    fn the_metrics_without_samples_are_documented() {
+        let (page, _) = split_page(PAGE).unwrap();
+        let documented: BTreeSet<String> =
+            documented_metrics(page).into_iter().map(|(name, _)| name).collect();
+        for name in WITHOUT_SAMPLES {
+            assert!(documented.contains(name), "{name}");
+        }
     }
 
     #[test]

@@ -46,6 +46,11 @@ pub(crate) fn failure_file(directory: &Path) -> PathBuf {
     directory.join("failure.txt")
 }
 
+/// File of the log of a program in the suite's directory.
+pub(crate) fn log_file(directory: &Path, name: &str) -> PathBuf {
+    directory.join("logs").join(format!("{name}.log"))
+}
+
 /// Environment of a running suite: directories, programs and ports.
 #[derive(Debug)]
 pub struct SuiteRun {
@@ -102,7 +107,7 @@ impl SuiteRun {
     /// The log file of a program, or the API server's `audit` log.
     #[must_use]
     pub fn log(&self, name: &str) -> PathBuf {
-        self.directory.join("logs").join(format!("{name}.log"))
+        log_file(&self.directory, name)
     }
 
     /// Prints a measurement or observation and adds it to the results, except on a
