@@ -8,9 +8,8 @@ use std::{
 
 use anyhow::{Context as _, Result};
 use jiff::Timestamp;
-use serde::Deserialize;
 
-use crate::line_tail::LineTail;
+use crate::suites::sidecars::call_log::{Record, RecordReader};
 
 /// A call that the driver received.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -35,7 +34,7 @@ pub(super) struct Overlap {
 /// The file to which the driver appends the starts and ends of calls.
 pub(super) struct CallLog {
     path: PathBuf,
-    tail: RefCell<LineTail>,
+    reader: RefCell<RecordReader>,
     calls: RefCell<Calls>,
 }
 
@@ -52,26 +51,14 @@ struct Calls {
     late: BTreeSet<usize>,
 }
 
-#[derive(Deserialize)]
-#[serde(rename_all = "camelCase")]
-struct Record {
-    number: usize,
-    is_end: bool,
-    socket: String,
-    method: String,
-    volume: String,
-    /// Nanoseconds since 1970.
-    at: i128,
-}
-
 /// Methods that change a volume.
 const METHODS: [&str; 4] =
     ["CreateVolume", "DeleteVolume", "ControllerPublishVolume", "ControllerUnpublishVolume"];
 
 impl CallLog {
     pub(super) fn new(path: PathBuf) -> Self {
-        let tail = RefCell::new(LineTail::from_start(path.clone()));
-        Self { path, tail, calls: RefCell::default() }
+        let reader = RefCell::new(RecordReader::new(path.clone()));
+        Self { path, reader, calls: RefCell::default() }
     }
 
     /// The driver's flag.
@@ -146,16 +133,15 @@ impl CallLog {
     }
 
     fn read_new(&self) -> Result<()> {
-        let new = self.tail.borrow_mut().read()?;
-        self.calls.borrow_mut().extend(&new)
+        let new = self.reader.borrow_mut().read()?;
+        self.calls.borrow_mut().extend(new)
     }
 }
 
 impl Calls {
-    /// Reads complete lines.
-    fn extend(&mut self, text: &str) -> Result<()> {
-        for line in text.lines() {
-            let record: Record = serde_json::from_str(line).with_context(|| format!("line {line:?}"))?;
+    /// Adds the calls of records, and the ends of earlier calls.
+    fn extend(&mut self, records: Vec<Record>) -> Result<()> {
+        for record in records {
             let at = Timestamp::from_nanosecond(record.at)?;
             if !METHODS.contains(&record.method.as_str()) {
                 continue;
@@ -203,6 +189,7 @@ impl Calls {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::suites::sidecars::call_log::parse;
 
     fn at(second: i64) -> Timestamp {
         Timestamp::from_second(second).unwrap()
@@ -217,7 +204,7 @@ mod tests {
             ) + "\n"
         };
         let mut calls = Calls::default();
-        calls.extend(&rows.iter().map(line).collect::<String>()).unwrap();
+        calls.extend(parse(&rows.iter().map(line).collect::<String>()).unwrap()).unwrap();
         calls
     }
 

@@ -1,37 +1,49 @@
-//! The calls that a driver has received, from a file that it writes.
+//! The methods of the calls that a driver has received.
 
-use std::{fs, path::PathBuf};
+use std::{cell::RefCell, path::PathBuf};
 
-use anyhow::{Context as _, Result};
-use serde::Deserialize;
+use anyhow::Result;
 
-/// The path of a file of JSON lines. A call has one line at least.
-pub(super) struct CallLog(PathBuf);
+use crate::suites::sidecars::call_log::RecordReader;
 
-#[derive(Deserialize)]
-struct CallRecord {
-    method: String,
+/// The methods in the call log of a driver.
+pub(super) struct CallLog {
+    reader: RefCell<RecordReader>,
+    /// Methods of the part of the file that was read.
+    methods: RefCell<Vec<String>>,
 }
 
 impl CallLog {
     pub(super) const fn new(path: PathBuf) -> Self {
-        Self(path)
+        Self { reader: RefCell::new(RecordReader::new(path)), methods: RefCell::new(Vec::new()) }
     }
 
-    /// The methods of all lines so far, without their service.
+    /// The methods of all calls that have begun so far, in the order of their starts.
     ///
     /// # Errors
-    /// If the file cannot be read, or a complete line is not the JSON object of a call.
+    /// If the file cannot be read, or a complete line is not a record.
     pub(super) fn methods(&self) -> Result<Vec<String>> {
-        let path = self.0.display();
-        let text = fs::read_to_string(&self.0).with_context(|| format!("no calls in {path}"))?;
-        // The driver may be writing the last line.
-        let complete = text.rsplit_once('\n').map_or("", |(complete, _)| complete);
-        let records = complete.lines().map(|line| {
-            let CallRecord { method } =
-                serde_json::from_str(line).with_context(|| format!("{path}: {line}"))?;
-            Ok(method)
-        });
-        records.collect()
+        let starts = self.reader.borrow_mut().read()?.into_iter().filter(|record| !record.is_end);
+        let mut methods = self.methods.borrow_mut();
+        methods.extend(starts.map(|record| record.method));
+        Ok(methods.clone())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ends_of_calls_are_skipped() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("calls.jsonl");
+        let log = CallLog::new(path.clone());
+        log.methods().unwrap_err();
+        let probe = "{\"method\":\"Probe\"}\n{\"method\":\"Probe\",\"isEnd\":true}\n";
+        std::fs::write(&path, format!("{probe}{{\"method\":")).unwrap();
+        assert_eq!(log.methods().unwrap(), ["Probe"]);
+        std::fs::write(&path, format!("{probe}{{\"method\":\"CreateVolume\"}}\n")).unwrap();
+        assert_eq!(log.methods().unwrap(), ["Probe", "CreateVolume"]);
     }
 }
