@@ -1,4 +1,4 @@
-//! The upstream CSI sidecars.
+//! Starts the upstream CSI sidecars, and Cofferdam under their names.
 
 use std::{
     fs,
@@ -18,17 +18,19 @@ use crate::{
     run::SuiteRun,
 };
 
+const READY_TIMEOUT: Duration = Duration::from_secs(120);
+
 /// Arguments with which a sidecar and a role of Cofferdam compete for one Lease, which a killed process keeps
 /// for some seconds only. The namespace of the Lease is [`namespaces::COFFERDAM`].
-pub(crate) const LEADER_ELECTION: [&str; 5] = [
-    "--leader-election",
-    "--leader-election-namespace=cofferdam-system",
-    "--leader-election-lease-duration=3s",
-    "--leader-election-renew-deadline=2s",
-    "--leader-election-retry-period=500ms",
-];
-
-const READY_TIMEOUT: Duration = Duration::from_secs(120);
+pub(crate) fn leader_election() -> [String; 5] {
+    [
+        "--leader-election".to_owned(),
+        format!("--leader-election-namespace={}", namespaces::COFFERDAM),
+        "--leader-election-lease-duration=3s".to_owned(),
+        "--leader-election-renew-deadline=2s".to_owned(),
+        "--leader-election-retry-period=500ms".to_owned(),
+    ]
+}
 
 /// Starts a sidecar such as `csi-provisioner` with unlimited client rates, and waits until it serves its
 /// metrics.

@@ -21,8 +21,7 @@ use crate::{
     metric_names::{self, UpstreamProgram},
     process::ManagedProcess,
     run::SuiteRun,
-    sidecar::{self, LEADER_ELECTION},
-    stopped_role, wait,
+    sidecar, stopped_role, wait,
 };
 
 /// Minimum number of claims of each load. More are created until the second replacement is done, so that
@@ -303,13 +302,14 @@ impl Provisioner<'_> {
 impl ReplacedController for Provisioner<'_> {
     async fn start(&mut self, implementation: Implementation) -> Result<()> {
         let socket = self.driver.socket();
+        let leader_election = sidecar::leader_election();
+        let mut flags: Vec<&str> = leader_election.iter().map(String::as_str).collect();
         self.process = Some(match implementation {
             Implementation::Upstream => {
-                let kubeconfig = &self.kubeconfig;
-                sidecar::start(self.run, "csi-provisioner", kubeconfig, socket, &LEADER_ELECTION).await?
+                sidecar::start(self.run, "csi-provisioner", &self.kubeconfig, socket, &flags).await?
             }
             Implementation::Cofferdam => {
-                let flags = [&LEADER_ELECTION[..], &[SECRET_NAMESPACES]].concat();
+                flags.push(SECRET_NAMESPACES);
                 cofferdam::start_with_csi_driver_and_flags(self.run, &self.account, socket, &flags).await?
             }
         });

@@ -32,6 +32,8 @@ use slots::{ControllerSlot, ControllerSlots};
 use storage::DriverUnderTest;
 use users::{PodWorkload, TIMEOUT};
 
+use super::sidecars::slot::{ATTACHER, RESIZER};
+
 const NODE: &str = "node-1";
 /// Users between two looks at the role that runs beside another attach-detach controller, and their maximum
 /// number until the role stops.
@@ -201,9 +203,13 @@ impl SwapRound {
             }
             // Wait until there is work that the replacement has to finish.
             match slot {
-                ControllerSlot::Provisioner => users.wait_pending_claim().await?,
-                ControllerSlot::Attacher => users.wait_pending_attachment().await?,
-                ControllerSlot::Resizer => users.wait_pending_expansion().await?,
+                ControllerSlot::Sidecar(sidecar) if sidecar == ATTACHER => {
+                    users.wait_pending_attachment().await?;
+                }
+                ControllerSlot::Sidecar(sidecar) if sidecar == RESIZER => {
+                    users.wait_pending_expansion().await?;
+                }
+                ControllerSlot::Sidecar(_) => users.wait_pending_claim().await?,
                 ControllerSlot::AttachDetach => users.wait_pending_pod().await?,
             }
             counts_at_swap

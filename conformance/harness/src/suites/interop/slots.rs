@@ -12,47 +12,33 @@ use crate::{
     implementation::Implementation,
     process::ManagedProcess,
     run::SuiteRun,
-    sidecar::{self, LEADER_ELECTION},
+    sidecar,
+    suites::sidecars::slot::{ATTACHER, PROVISIONER, RESIZER, Slot},
 };
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum ControllerSlot {
-    Provisioner,
-    Attacher,
-    Resizer,
+    Sidecar(Slot),
+    /// The attach-detach controller, whose upstream implementation runs in kube-controller-manager.
     AttachDetach,
 }
 
 impl ControllerSlot {
-    pub(super) const ALL: [Self; 4] = [Self::Provisioner, Self::Attacher, Self::Resizer, Self::AttachDetach];
+    pub(super) const ALL: [Self; 4] =
+        [Self::Sidecar(PROVISIONER), Self::Sidecar(ATTACHER), Self::Sidecar(RESIZER), Self::AttachDetach];
 
     /// The role of Cofferdam that implements the controller.
     pub(super) const fn role(self) -> &'static str {
         match self {
-            Self::Provisioner => "provisioner",
-            Self::Attacher => "attacher",
-            Self::Resizer => "resizer",
+            Self::Sidecar(slot) => slot.role,
             Self::AttachDetach => "attach-detach",
-        }
-    }
-
-    /// The CSI sidecar that is the upstream controller; `None` for attach-detach, whose upstream controller
-    /// runs in kube-controller-manager.
-    const fn sidecar(self) -> Option<&'static str> {
-        match self {
-            Self::Provisioner => Some("csi-provisioner"),
-            Self::Attacher => Some("csi-attacher"),
-            Self::Resizer => Some("csi-resizer"),
-            Self::AttachDetach => None,
         }
     }
 
     /// CSI methods of the controller that the suite counts. The attach-detach controller calls none.
     pub(super) const fn methods(self) -> &'static [&'static str] {
         match self {
-            Self::Provisioner => &["CreateVolume", "DeleteVolume"],
-            Self::Attacher => &["ControllerPublishVolume", "ControllerUnpublishVolume"],
-            Self::Resizer => &["ControllerExpandVolume"],
+            Self::Sidecar(slot) => slot.methods,
             Self::AttachDetach => &[],
         }
     }
@@ -88,9 +74,9 @@ impl<'a> ControllerSlots<'a> {
     ) -> Result<Self> {
         let mut accounts = Vec::new();
         for slot in ControllerSlot::ALL {
-            let flags: &[&str] = match slot.sidecar() {
-                Some(_) => &["--secret-namespaces", claims_namespace],
-                None => &[],
+            let flags: &[&str] = match slot {
+                ControllerSlot::Sidecar(_) => &["--secret-namespaces", claims_namespace],
+                ControllerSlot::AttachDetach => &[],
             };
             accounts.push((slot, Account::with_flags(run, plane, &[slot.role()], flags).await?));
         }
@@ -122,17 +108,21 @@ impl<'a> ControllerSlots<'a> {
     pub(super) async fn start(&mut self, slot: ControllerSlot, implementation: Implementation) -> Result<()> {
         let account = self.accounts.iter().find(|(other, _)| *other == slot).map(|(_, account)| account);
         let account = account.context("a controller without an account")?;
-        let process = match (implementation, slot.sidecar()) {
-            (Implementation::Cofferdam, Some(_)) => {
-                let secrets = format!("--secret-namespaces={}", self.claims_namespace);
-                let flags = [&LEADER_ELECTION[..], &[&secrets]].concat();
+        let leader_election = sidecar::leader_election();
+        let secrets = format!("--secret-namespaces={}", self.claims_namespace);
+        let mut flags: Vec<&str> = leader_election.iter().map(String::as_str).collect();
+        let process = match (implementation, slot) {
+            (Implementation::Cofferdam, ControllerSlot::Sidecar(_)) => {
+                flags.push(&secrets);
                 cofferdam::start_with_csi_driver_and_flags(self.run, account, &self.socket, &flags).await?
             }
-            (Implementation::Cofferdam, None) => cofferdam::start_without_driver(self.run, account).await?,
-            (Implementation::Upstream, Some(name)) => {
-                sidecar::start(self.run, name, &self.kubeconfig, &self.socket, &LEADER_ELECTION).await?
+            (Implementation::Cofferdam, ControllerSlot::AttachDetach) => {
+                cofferdam::start_without_driver(self.run, account).await?
             }
-            (Implementation::Upstream, None) => {
+            (Implementation::Upstream, ControllerSlot::Sidecar(Slot { name, .. })) => {
+                sidecar::start(self.run, name, &self.kubeconfig, &self.socket, &flags).await?
+            }
+            (Implementation::Upstream, ControllerSlot::AttachDetach) => {
                 let all = format!("{CONTROLLERS},{ATTACH_DETACH_CONTROLLER}");
                 return self.plane.replace_controller_manager(self.run, &all).await;
             }

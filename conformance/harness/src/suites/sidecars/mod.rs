@@ -6,6 +6,6 @@ pub(super) mod leases;
 pub(super) mod mixed;
 pub(super) mod oddities;
 mod simulated_node;
-mod slot;
+pub(super) mod slot;
 pub(super) mod strangers;
 mod users;
