@@ -49,6 +49,16 @@ pub(super) struct VolumeUse {
     pub(super) is_delayed: bool,
 }
 
+/// Selects the node of a claim whose class has the volume binding mode WaitForFirstConsumer, as
+/// kube-scheduler does for a pod.
+///
+/// # Errors
+/// If the request fails.
+pub(super) async fn select_node(claims: &Api<PersistentVolumeClaim>, claim: &str, node: &str) -> Result<()> {
+    let selected = json!({ "volume.kubernetes.io/selected-node": node });
+    retry::merge_patch(claims, claim, &json!({ "metadata": { "annotations": selected } })).await
+}
+
 pub(super) struct Users {
     client: Client,
     namespace: &'static str,
@@ -119,9 +129,7 @@ impl Users {
         self.unbound.set(self.unbound.get() + 1);
         self.claims.create(number..number + 1).await?;
         if self.volume_use.is_delayed && !self.volume_use.is_mounted {
-            let selected = json!({ "volume.kubernetes.io/selected-node": self.node });
-            let patch = json!({ "metadata": { "annotations": selected } });
-            retry::merge_patch(&self.claim_api(), &claim, &patch).await?;
+            select_node(&self.claim_api(), &claim, self.node).await?;
         }
         let is_mounted = self.volume_use.is_mounted;
         if is_mounted {

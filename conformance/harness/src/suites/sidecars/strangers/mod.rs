@@ -17,7 +17,7 @@ use std::{
 };
 
 use anyhow::{Context as _, Result, ensure};
-use k8s_openapi::api::storage::v1::StorageClass;
+use k8s_openapi::api::{core::v1::PersistentVolumeClaim, storage::v1::StorageClass};
 use kube::{Api, api::ListParams};
 use serde_json::Value;
 use tokio::net::{TcpStream, UnixStream};
@@ -43,7 +43,7 @@ use slots::SidecarSlots;
 use super::{
     simulated_node,
     slot::{ATTACHER, PROVISIONER, RESIZER, Slot},
-    users::{TIMEOUT, Users, VolumeUse},
+    users::{self, TIMEOUT, Users, VolumeUse},
 };
 
 /// Variable of the environment with the directory of a driver's programs: `${programs}` of a description.
@@ -54,6 +54,8 @@ const NODE: &str = "node-1";
 const NAMESPACE: &str = "strangers";
 /// Namespace of the claim that waits before the sidecars have rights.
 const EARLY_NAMESPACE: &str = "strangers-early";
+/// Name of this claim.
+const EARLY_CLAIM: &str = "claim-0";
 /// Minimum number of claims.
 const CLAIMS: usize = 24;
 /// Concurrent users of claims.
@@ -101,12 +103,14 @@ pub(in crate::suites) async fn run(run: &SuiteRun) -> Result<()> {
     // Work for a process without rights.
     let early_claims = Claims::with_class(plane.client(), EARLY_NAMESPACE, &description.class).await?;
     early_claims.create(0..1).await?;
+    let class: StorageClass = Api::all(plane.client().clone()).get(&description.class).await?;
+    if is_delayed(&class) {
+        let claims: Api<PersistentVolumeClaim> = Api::namespaced(plane.client().clone(), EARLY_NAMESPACE);
+        users::select_node(&claims, EARLY_CLAIM, NODE).await?;
+    }
     let calls = driver.calls.as_ref();
     let slots = SidecarSlots::start(run, &mut plane, &description, &driver.socket, calls).await?;
-    let class: StorageClass = Api::all(plane.client().clone()).get(&description.class).await?;
-    if !is_delayed(&class) {
-        early_claims.wait_bound(1, TIMEOUT).await?;
-    }
+    early_claims.wait_bound(1, TIMEOUT).await?;
     early_claims.delete(0..1).await?;
     early_claims.wait_remaining(0, TIMEOUT).await?;
     if let Some(arguments) = description.sidecars.get("livenessprobe") {
