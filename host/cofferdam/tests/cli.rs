@@ -6,13 +6,18 @@
     reason = "a test fails by panicking, also in what its functions share"
 )]
 
+#[path = "common/process.rs"]
+mod process;
+
 use std::{
     fs,
-    io::{BufRead as _, BufReader, Read as _},
+    io::Read as _,
     os::unix::process::CommandExt as _,
     path::{Path, PathBuf},
-    process::{Child, Command, Output, Stdio},
+    process::{Command, Output, Stdio},
 };
+
+use process::{Process, lines};
 
 /// A temporary directory.
 struct TestDirectory(PathBuf);
@@ -342,35 +347,11 @@ fn dev_without_nodes_runs_the_api_and_controllers() {
     assert!(stdout.contains("demo: succeeded") && !stdout.contains("Pod demo"), "{stdout}");
 }
 
-/// A child process that is killed at the end of its test.
-struct ChildProcess(Child);
-
-impl ChildProcess {
-    fn start(mut command: Command) -> (Self, std::io::Lines<BufReader<std::process::ChildStdout>>) {
-        let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
-        let lines = BufReader::new(child.stdout.take().unwrap()).lines();
-        (Self(child), lines)
-    }
-
-    fn signal(&self, name: &str) {
-        let sent =
-            Command::new("kill").args([&format!("-{name}"), &self.0.id().to_string()]).status().unwrap();
-        assert!(sent.success());
-    }
-
-    /// Waits for the exit code and stderr.
-    fn wait_for_exit(mut self) -> (Option<i32>, String) {
-        let mut stderr = String::new();
-        self.0.stderr.take().unwrap().read_to_string(&mut stderr).unwrap();
-        (self.0.wait().unwrap().code(), stderr)
-    }
-}
-
-impl Drop for ChildProcess {
-    fn drop(&mut self) {
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
+/// Starts a process with piped stdout and stderr; returns it with the lines of its stdout.
+fn start(mut command: Command) -> (Process, impl Iterator<Item = String>) {
+    let mut process = Process::start(command.stdout(Stdio::piped()).stderr(Stdio::piped()));
+    let stdout = lines(process.take_stdout());
+    (process, stdout)
 }
 
 #[test]
@@ -381,14 +362,14 @@ fn roles_run_against_an_api_and_drain_on_sigterm() {
 
     // The API with roles that need no driver.
     let api = ["dev", "--role", "pv-controller", "--role", "protection", "--kubeconfig-out", &kubeconfig];
-    let (api, mut api_lines) = ChildProcess::start(cofferdam(&scratch, &api));
-    api_lines.by_ref().map(Result::unwrap).find(|line| line.contains("ready in")).unwrap();
+    let (mut api, mut api_lines) = start(cofferdam(&scratch, &api));
+    api_lines.find(|line| line.contains("ready in")).unwrap();
 
     let flags = ["--kubeconfig", &kubeconfig, "--backend", &driver, "--http-endpoint", "127.0.0.1:0"];
     let arguments = [&["run", "--role", "provisioner"], &flags[..]].concat();
-    let (mut roles, _lines) = ChildProcess::start(cofferdam(&scratch, &arguments));
-    let mut log = BufReader::new(roles.0.stderr.take().unwrap()).lines().map(Result::unwrap);
-    let line = log.by_ref().find(|line| line.contains("serving /healthz")).unwrap();
+    let (mut roles, _lines) = start(cofferdam(&scratch, &arguments));
+    let mut log = lines(roles.take_stderr());
+    let line = log.find(|line| line.contains("serving /healthz")).unwrap();
     let address = line.rsplit_once("address=").unwrap().1.trim().to_owned();
     assert!(get(&address, "/healthz").ends_with("\r\n\r\nok\n"));
     wait_until_ready(&address);
@@ -400,11 +381,12 @@ fn roles_run_against_an_api_and_drain_on_sigterm() {
 
     roles.signal("TERM");
     assert!(log.any(|line| line.contains("SIGTERM: draining")), "the drain is logged");
-    assert_eq!(roles.0.wait().unwrap().code(), Some(0));
+    assert_eq!(roles.wait_blocking().code(), Some(0));
 
     api.signal("INT");
-    assert_eq!(api_lines.map(Result::unwrap).last().as_deref(), Some("stopped"));
-    assert_eq!(api.wait_for_exit(), (Some(0), String::new()));
+    assert_eq!(api_lines.last().as_deref(), Some("stopped"));
+    let stderr = std::io::read_to_string(api.take_stderr()).unwrap();
+    assert_eq!((api.wait_blocking().code(), stderr.as_str()), (Some(0), ""));
     assert!(!Path::new(&kubeconfig).exists(), "the kubeconfig is removed");
 }
 
@@ -417,12 +399,12 @@ fn leftover_files(scratch: &TestDirectory) -> Vec<String> {
 #[test]
 fn dev_survives_a_closed_stderr() {
     let scratch = TestDirectory::new("closed-stderr");
-    let (mut dev, mut lines) = ChildProcess::start(cofferdam(&scratch, &["dev", "--log", "debug"]));
-    drop(dev.0.stderr.take());
-    lines.by_ref().map(Result::unwrap).find(|line| line.contains("ready in")).unwrap();
+    let (mut dev, mut output) = start(cofferdam(&scratch, &["dev", "--log", "debug"]));
+    drop(dev.take_stderr());
+    output.find(|line| line.contains("ready in")).unwrap();
     dev.signal("TERM");
-    assert_eq!(lines.map(Result::unwrap).last().as_deref(), Some("stopped"));
-    assert_eq!(dev.0.wait().unwrap().code(), Some(0));
+    assert_eq!(output.last().as_deref(), Some("stopped"));
+    assert_eq!(dev.wait_blocking().code(), Some(0));
     assert_eq!(leftover_files(&scratch), [""; 0]);
 }
 
@@ -430,12 +412,12 @@ fn dev_survives_a_closed_stderr() {
 fn a_second_signal_leaves_no_files_of_recorded_mounts() {
     let scratch = TestDirectory::new("insists");
     for _ in 0..3 {
-        let (mut dev, mut lines) = ChildProcess::start(cofferdam(&scratch, &["dev"]));
-        lines.by_ref().map(Result::unwrap).find(|line| line.contains("ready in")).unwrap();
+        let (mut dev, mut output) = start(cofferdam(&scratch, &["dev"]));
+        output.find(|line| line.contains("ready in")).unwrap();
         // Send the signal twice, as `timeout` does to the process and to its group.
-        let id = dev.0.id().to_string();
+        let id = dev.id().to_string();
         Command::new("kill").args(["-TERM", &id, &id]).status().unwrap();
-        let code = dev.0.wait().unwrap().code();
+        let code = dev.wait_blocking().code();
         assert!(matches!(code, Some(0 | 130)), "{code:?}");
         assert_eq!(leftover_files(&scratch), [""; 0]);
     }
@@ -478,13 +460,12 @@ fn a_missing_namespace_is_warned_about() {
     let scratch = TestDirectory::new("namespace");
     let kubeconfig = scratch.0.join("kubeconfig").display().to_string();
     let api = ["dev", "--role", "protection", "--nodes", "0", "--kubeconfig-out", &kubeconfig];
-    let (_api, mut api_lines) = ChildProcess::start(cofferdam(&scratch, &api));
-    let lines: Vec<_> =
-        api_lines.by_ref().map(Result::unwrap).take_while(|line| !line.contains("kubectl")).collect();
-    assert!(lines.iter().any(|line| line.ends_with("none: pods do not start")), "{lines:?}");
+    let (_api, mut api_lines) = start(cofferdam(&scratch, &api));
+    let output: Vec<_> = api_lines.by_ref().take_while(|line| !line.contains("kubectl")).collect();
+    assert!(output.iter().any(|line| line.ends_with("none: pods do not start")), "{output:?}");
     let flags = ["run", "--role", "attach-detach", "--kubeconfig", &kubeconfig, "--namespace", "nowhere"];
-    let (mut roles, _lines) = ChildProcess::start(cofferdam(&scratch, &flags));
-    let log = BufReader::new(roles.0.stderr.take().unwrap()).lines().map(Result::unwrap);
+    let (mut roles, _lines) = start(cofferdam(&scratch, &flags));
+    let log = lines(roles.take_stderr());
     let warning = log.take_while(|line| !line.contains("ERROR")).find(|line| line.contains("does not exist"));
     assert!(warning.unwrap().contains("namespace=\"nowhere\""));
 }

@@ -2,9 +2,12 @@
 //! role.
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking, also in what its functions share")]
 
+#[path = "common/process.rs"]
+mod process;
+
 use std::{
     path::{Path, PathBuf},
-    process::{Child, Command, Output, Stdio},
+    process::{Command, Stdio},
     sync::Arc,
     time::Duration,
 };
@@ -14,43 +17,13 @@ use cofferdam_csi::{ConnectionMetrics, CsiBackend, CsiConfig};
 use cofferdam_domain::storage::{
     Ability, AccessType, CapacityRange, CreateVolume, CsiAccessMode, Parameters, VolumeCapability,
 };
+use process::Process;
 use tempfile::TempDir;
-
-/// A process that is killed at the end of its test.
-struct ChildProcess(Option<Child>);
-
-impl ChildProcess {
-    fn start(command: &mut Command) -> Self {
-        Self(Some(command.spawn().unwrap()))
-    }
-
-    /// Waits for the process to end.
-    async fn output(mut self) -> Output {
-        let child = self.0.take().unwrap();
-        tokio::task::spawn_blocking(|| child.wait_with_output().unwrap()).await.unwrap()
-    }
-
-    /// Ends the process with SIGTERM, as kubelet does; returns its exit code.
-    async fn terminate(self) -> Option<i32> {
-        let id = self.0.as_ref().unwrap().id().to_string();
-        assert!(Command::new("kill").args(["-TERM", &id]).status().unwrap().success());
-        self.output().await.status.code()
-    }
-}
-
-impl Drop for ChildProcess {
-    fn drop(&mut self) {
-        if let Some(child) = &mut self.0 {
-            child.kill().unwrap();
-            child.wait().unwrap();
-        }
-    }
-}
 
 /// A process in the role `csi-server` that serves the memory driver on `csi.sock` in the directory.
 struct ServedMemoryDriver {
     directory: TempDir,
-    process: ChildProcess,
+    process: Process,
 }
 
 impl ServedMemoryDriver {
@@ -66,7 +39,7 @@ impl ServedMemoryDriver {
             .arg(path("memory.wasm"))
             .arg("--csi-socket")
             .arg(path("csi.sock"));
-        let process = ChildProcess::start(&mut command);
+        let process = Process::start(&mut command);
         Self { directory, process }
     }
 
@@ -114,7 +87,7 @@ fn create_request(name: &str) -> CreateVolume {
 
 #[tokio::test]
 async fn a_component_is_served_as_a_csi_driver_and_can_be_proxied() {
-    let served = ServedMemoryDriver::start();
+    let mut served = ServedMemoryDriver::start();
     let direct = client(&served.path("csi.sock")).await;
     assert_eq!(direct.driver().as_str(), "memory.cofferdam.dev");
     assert_eq!(direct.abilities(), &Ability::ALL.into());
@@ -122,7 +95,7 @@ async fn a_component_is_served_as_a_csi_driver_and_can_be_proxied() {
     let volume = direct.create_volume(call(), create_request("v")).await.unwrap();
     assert_eq!(volume.capacity, Some(1 << 30));
 
-    let second = ChildProcess::start(&mut served.proxy_command("again.sock"));
+    let mut second = Process::start(&mut served.proxy_command("again.sock"));
     let proxied = client(&served.path("again.sock")).await;
     assert_eq!(proxied.abilities(), direct.abilities());
     assert_eq!(
@@ -132,12 +105,11 @@ async fn a_component_is_served_as_a_csi_driver_and_can_be_proxied() {
     );
     proxied.delete_volume(call(), volume.handle).await.unwrap();
 
-    assert_eq!(second.terminate().await, Some(0));
+    assert_eq!(second.end_with("TERM").await.code(), Some(0));
     assert!(!served.path("again.sock").exists());
     assert!(served.path("csi.sock").exists());
-    let ServedMemoryDriver { directory, process } = served;
-    assert_eq!(process.terminate().await, Some(0));
-    assert!(!directory.path().join("csi.sock").exists());
+    assert_eq!(served.process.end_with("TERM").await.code(), Some(0));
+    assert!(!served.path("csi.sock").exists());
 }
 
 #[tokio::test]
@@ -145,9 +117,10 @@ async fn a_socket_in_use_ends_the_process_with_one_line() {
     let served = ServedMemoryDriver::start();
     client(&served.path("csi.sock")).await;
     let mut command = served.proxy_command("csi.sock");
-    let output = ChildProcess::start(command.args(["--log", "off"]).stderr(Stdio::piped())).output().await;
-    let text = String::from_utf8(output.stderr).unwrap();
-    assert_eq!(output.status.code(), Some(1), "{text}");
+    let mut process = Process::start_with_log(command.args(["--log", "off"]), served.path("log"));
+    let status = process.wait().await;
+    let text = process.log();
+    assert_eq!(status.code(), Some(1), "{text}");
     assert_eq!(
         text,
         format!(

@@ -6,26 +6,22 @@
     reason = "a test fails by panicking, also in what its functions share"
 )]
 
+#[path = "common/process.rs"]
+mod process;
+
 use std::{
     fs,
-    io::{BufRead as _, BufReader, Read as _, Write as _},
+    io::{Read as _, Write as _},
     net::TcpStream,
     os::unix::net::UnixStream,
     path::Path,
-    process::{Child, Command, Stdio},
+    process::{Command, Stdio},
 };
+
+use process::{Process, lines};
 
 const MANIFEST: &str = r#"{"manifestVersion":1,"driver":"pool.example.com","version":"1",
     "topologyKeys":["topology.cofferdam.dev/node"],"volumesPerNode":null,"features":[],"abilities":[]}"#;
-
-struct ChildProcess(Child);
-
-impl Drop for ChildProcess {
-    fn drop(&mut self) {
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
-}
 
 fn run_command(home: &Path, arguments: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_cofferdam"));
@@ -68,10 +64,9 @@ fn node_registrar_and_liveness_in_one_process() {
         "--node-name", "n1", "--plugin-registration-path", &plugins, "--http-endpoint", "127.0.0.1:0",
         "--log", "info", "--kubelet-root", &plugins,
     ];
-    let mut child = ChildProcess(run_command(home.path(), &arguments).spawn().unwrap());
-    let mut lines = BufReader::new(child.0.stderr.take().unwrap()).lines();
-    let mut next_line_with =
-        |what: &str| lines.by_ref().map(Result::unwrap).find(|line| line.contains(what)).unwrap();
+    let mut child = Process::start(&mut run_command(home.path(), &arguments));
+    let mut log = lines(child.take_stderr());
+    let mut next_line_with = |what: &str| log.find(|line| line.contains(what)).unwrap();
     // This line may be logged before or after the registration socket is served.
     let port =
         next_line_with("/healthz").split("127.0.0.1:").nth(1).unwrap().split(' ').next().unwrap().to_owned();
@@ -85,9 +80,8 @@ fn node_registrar_and_liveness_in_one_process() {
     let metrics = get(&port, "/metrics");
     assert!(metrics.contains("/csi.v1.Identity/Probe"), "{metrics}");
 
-    let id = child.0.id().to_string();
-    assert!(Command::new("kill").args(["-TERM", &id]).status().unwrap().success());
-    assert_eq!(child.0.wait().unwrap().code(), Some(0));
+    child.signal("TERM");
+    assert_eq!(child.wait_blocking().code(), Some(0));
     assert!(!registration.exists() && !Path::new(&socket).exists(), "kubelet forgets the driver");
 }
 

@@ -7,11 +7,14 @@
     reason = "a test fails by panicking, also in what its functions share"
 )]
 
+#[path = "common/process.rs"]
+mod process;
+
 use std::{
     fs,
     net::{Ipv4Addr, SocketAddr},
     path::{Path, PathBuf},
-    process::{Child, Command, Stdio},
+    process::{Command, Stdio},
     time::Duration,
 };
 
@@ -25,22 +28,13 @@ use kube::{
     Api, Client, Resource,
     api::{DeleteParams, PostParams, WatchEvent, WatchParams},
 };
+use process::Process;
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
 const SELECTED_NODE_ANNOTATION: &str = "volume.kubernetes.io/selected-node";
 const WAIT_TIMEOUT: Duration = Duration::from_secs(60);
-
-/// A process that is killed at the end of its test.
-struct ChildProcess(Child);
-
-impl Drop for ChildProcess {
-    fn drop(&mut self) {
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
-}
 
 fn cofferdam(home: &Path, arguments: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_cofferdam"));
@@ -161,7 +155,7 @@ async fn of_two_node_local_provisioners_one_creates_and_deletes_the_volume() {
     let serving = api.serve(ServeOptions { addr }).await.unwrap();
     fs::write(home.join("kubeconfig"), serving.kubeconfig()).unwrap();
     fs::write(home.join("pool.wasm"), cofferdam_carried::POOL).unwrap();
-    let start = |arguments: &[&str]| ChildProcess(cofferdam(home, arguments).spawn().unwrap());
+    let start = |arguments: &[&str]| Process::start(&mut cofferdam(home, arguments));
     let start_provisioner = |name: &str| {
         let config = write_node_config(home, name);
         let config = config.to_str().unwrap();

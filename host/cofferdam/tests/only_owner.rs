@@ -1,17 +1,21 @@
 //! Leader election of processes whose component has a `state`, with the built binary.
 #![expect(clippy::unwrap_used, reason = "tests: a failed step is the failure of the test")]
 
+#[path = "common/process.rs"]
+mod process;
+
 use std::{
     fs,
     net::{Ipv4Addr, SocketAddr},
     path::Path,
-    process::{Child, Command, ExitStatus, Stdio},
+    process::{Command, Stdio},
     time::{Duration, Instant},
 };
 
 use cofferdam_apiserver::{ApiServer, Options, ServeOptions};
 use k8s_openapi::api::{coordination::v1::Lease, core::v1::Namespace};
 use kube::{Api, Client, api::PostParams};
+use process::Process;
 use serde_json::json;
 use tempfile::TempDir;
 
@@ -20,44 +24,25 @@ const NAMESPACE: &str = "storage";
 const TIMEOUT: Duration = Duration::from_secs(60);
 const POLL: Duration = Duration::from_millis(50);
 
-/// A process that is killed at the end of its test.
-struct OwnedProcess(Child);
-
-impl Drop for OwnedProcess {
-    fn drop(&mut self) {
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
-}
-
-impl OwnedProcess {
-    /// Starts the provisioner of the memory driver, with its state in a file of this name.
-    fn start(home: &Path, name: &str) -> Self {
-        let (component, state) = (home.join("memory.wasm"), home.join(format!("{name}.redb")));
-        let text =
-            format!("[backend.memory]\nfile = {component:?}\n[backend.memory.state]\nfile = {state:?}\n");
-        let configuration = home.join(format!("{name}.toml"));
-        fs::write(&configuration, text).unwrap();
-        let mut command = Command::new(env!("CARGO_BIN_EXE_cofferdam"));
-        command
-            .args(["run", "--role=provisioner", "--leader-election", "--leader-election-lease-duration=3s"])
-            .args(["--leader-election-renew-deadline=2s", "--leader-election-retry-period=300ms"])
-            .args(["--namespace", NAMESPACE, "--leader-election-namespace", NAMESPACE, "--config"])
-            .arg(&configuration)
-            .arg("--kubeconfig")
-            .arg(home.join("kubeconfig"))
-            .arg("--compilation-cache")
-            .arg(home.join("cache"))
-            .env_clear()
-            .stdin(Stdio::null())
-            .stderr(fs::File::create(home.join(format!("{name}.log"))).unwrap());
-        Self(command.spawn().unwrap())
-    }
-
-    /// Waits until the process ends by itself.
-    async fn wait_end(&mut self) -> ExitStatus {
-        poll("the end of the process", async || self.0.try_wait().unwrap()).await
-    }
+/// Starts the provisioner of the memory driver, with its state in a file of this name.
+fn start_provisioner(home: &Path, name: &str) -> Process {
+    let (component, state) = (home.join("memory.wasm"), home.join(format!("{name}.redb")));
+    let text = format!("[backend.memory]\nfile = {component:?}\n[backend.memory.state]\nfile = {state:?}\n");
+    let configuration = home.join(format!("{name}.toml"));
+    fs::write(&configuration, text).unwrap();
+    let mut command = Command::new(env!("CARGO_BIN_EXE_cofferdam"));
+    command
+        .args(["run", "--role=provisioner", "--leader-election", "--leader-election-lease-duration=3s"])
+        .args(["--leader-election-renew-deadline=2s", "--leader-election-retry-period=300ms"])
+        .args(["--namespace", NAMESPACE, "--leader-election-namespace", NAMESPACE, "--config"])
+        .arg(&configuration)
+        .arg("--kubeconfig")
+        .arg(home.join("kubeconfig"))
+        .arg("--compilation-cache")
+        .arg(home.join("cache"))
+        .env_clear()
+        .stdin(Stdio::null());
+    Process::start_with_log(&mut command, home.join(format!("{name}.log")))
 }
 
 async fn poll<T>(what: &str, mut value: impl AsyncFnMut() -> Option<T>) -> T {
@@ -94,11 +79,11 @@ async fn a_process_with_a_state_does_not_wait_for_one_that_works() {
     Api::all(client.clone()).create(&PostParams::default(), &namespace).await.unwrap();
     let leases: Api<Lease> = Api::namespaced(client, NAMESPACE);
 
-    let mut owner = OwnedProcess::start(home, "owner");
+    let mut owner = start_provisioner(home, "owner");
     let holder = wait_holder(&leases, "").await;
-    let mut other = OwnedProcess::start(home, "other");
-    assert_eq!(other.wait_end().await.code(), Some(1));
-    let log = fs::read_to_string(home.join("other.log")).unwrap();
+    let mut other = start_provisioner(home, "other");
+    assert_eq!(other.wait().await.code(), Some(1));
+    let log = other.log();
     let error = format!(
         "cofferdam: lease {NAMESPACE}/{LEASE}: {holder:?} renews it; the `state` or `pool` of the \
          components of memory.cofferdam.dev has one owner: expected one replica, with strategy Recreate"
@@ -106,10 +91,9 @@ async fn a_process_with_a_state_does_not_wait_for_one_that_works() {
     assert_eq!(log.lines().last(), Some(error.as_str()), "{log}");
 
     // The Lease of a dead process is not in use.
-    owner.0.kill().unwrap();
-    owner.0.wait().unwrap();
-    let mut successor = OwnedProcess::start(home, "successor");
+    owner.end_with("KILL").await;
+    let mut successor = start_provisioner(home, "successor");
     wait_holder(&leases, &holder).await;
-    assert_eq!(successor.0.try_wait().unwrap(), None);
+    assert!(successor.is_running());
     serving.shutdown().await;
 }

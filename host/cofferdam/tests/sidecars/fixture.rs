@@ -6,7 +6,7 @@ use std::{
     net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream},
     os::unix::process::ExitStatusExt as _,
     path::{Path, PathBuf},
-    process::{Child, Command, ExitStatus, Stdio},
+    process::{Command, ExitStatus, Stdio},
     sync::atomic::{AtomicUsize, Ordering},
     time::Duration,
 };
@@ -16,7 +16,10 @@ use serde_json::{Value, json};
 use tempfile::TempDir;
 use tokio::task::JoinHandle;
 
-use crate::driver::{Behavior, NAME, RecordedCall, RecordingDriver};
+use crate::{
+    driver::{Behavior, NAME, RecordedCall, RecordingDriver},
+    process::Process,
+};
 
 /// Value of the Secret that the class names.
 pub(crate) const PASSWORD: &str = "hunter2-and-more";
@@ -25,43 +28,6 @@ pub(crate) const TIER: &str = "tier-of-the-class";
 /// Time for a condition to become true.
 const TIMEOUT: Duration = Duration::from_secs(60);
 const CLAIMS: &str = "/api/v1/namespaces/default/persistentvolumeclaims";
-
-/// A process, which is killed at the end of its test.
-pub(crate) struct Process {
-    child: Child,
-    log: PathBuf,
-}
-
-impl Process {
-    /// What the process has written to stderr.
-    pub(crate) fn log(&self) -> String {
-        std::fs::read_to_string(&self.log).unwrap()
-    }
-
-    /// Id of the process.
-    pub(crate) fn id(&self) -> u32 {
-        self.child.id()
-    }
-
-    /// Sends a signal, such as `ABRT`, and waits for the end of the process. The API server runs meanwhile.
-    pub(crate) async fn end_with(&mut self, signal: &str) -> ExitStatus {
-        let id = self.child.id().to_string();
-        assert!(Command::new("kill").args([&format!("-{signal}"), &id]).status().unwrap().success());
-        self.wait().await
-    }
-
-    /// Waits for the process to end by itself.
-    pub(crate) async fn wait(&mut self) -> ExitStatus {
-        until("the end of the process", || self.child.try_wait().unwrap()).await
-    }
-}
-
-impl Drop for Process {
-    fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-    }
-}
 
 /// Ended by a signal, and if with a core dump.
 pub(crate) fn core_dump(status: ExitStatus) -> (Option<i32>, bool) {
@@ -186,11 +152,10 @@ impl Fixture {
         environment: &BTreeMap<String, String>,
     ) -> Process {
         let log = self.path().join(format!("log-{}", self.process_count.fetch_add(1, Ordering::Relaxed)));
-        let stderr = std::fs::File::create(&log).unwrap();
         let command =
             command.env_clear().env("HOME", self.path()).env("TMPDIR", self.path()).envs(environment);
         let command = command.current_dir(self.path()).stdin(Stdio::null()).stdout(Stdio::null());
-        Process { child: command.stderr(stderr).spawn().unwrap(), log }
+        Process::start_with_log(command, log)
     }
 
     pub(crate) async fn create(&self, path: &str, object: Value) {

@@ -10,7 +10,8 @@ use serde_json::{Value, json};
 
 use crate::{
     driver::{Behavior, NAME, RecordedCall},
-    fixture::{Fixture, Process, free_port, page, poll, until},
+    fixture::{Fixture, free_port, page, poll, until},
+    process::Process,
 };
 
 const MINUTE: Duration = Duration::from_secs(60);

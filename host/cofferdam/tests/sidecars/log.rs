@@ -2,7 +2,8 @@
 
 use crate::{
     driver::Behavior,
-    fixture::{Fixture, PASSWORD, Process, TIER, free_port, page, until},
+    fixture::{Fixture, PASSWORD, TIER, free_port, page, until},
+    process::Process,
 };
 
 /// Provisions a volume with the class's Secret; returns the log.

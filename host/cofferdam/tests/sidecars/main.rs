@@ -13,3 +13,5 @@ mod fixture;
 mod flags;
 mod log;
 mod manifests;
+#[path = "../common/process.rs"]
+mod process;

@@ -10,7 +10,8 @@ use serde::Deserialize;
 
 use crate::{
     driver::{Behavior, NAME},
-    fixture::{Fixture, Process, free_port, page, until},
+    fixture::{Fixture, free_port, page, until},
+    process::Process,
 };
 
 const MANIFESTS: &str = include_str!("../fixtures/sidecar-arguments.toml");
