@@ -27,11 +27,18 @@ pub(crate) const PASSWORD: &str = "hunter2-and-more";
 pub(crate) const TIER: &str = "tier-of-the-class";
 /// Time for a condition to become true.
 const TIMEOUT: Duration = Duration::from_secs(60);
-const CLAIMS: &str = "/api/v1/namespaces/default/persistentvolumeclaims";
+pub(crate) const CLAIMS: &str = "/api/v1/namespaces/default/persistentvolumeclaims";
+/// The Lease of the driver in the namespace `storage`.
+pub(crate) const LEASE: &str = "/apis/coordination.k8s.io/v1/namespaces/storage/leases/existing-example";
 
 /// Ended by a signal, and if with a core dump.
 pub(crate) fn core_dump(status: ExitStatus) -> (Option<i32>, bool) {
     (status.signal(), status.core_dumped())
+}
+
+/// Holder of a Lease; empty for none.
+pub(crate) fn lease_holder(lease: &Value) -> &str {
+    lease["spec"]["holderIdentity"].as_str().unwrap_or_default()
 }
 
 /// The API server, the driver and their directory.
@@ -166,6 +173,12 @@ impl Fixture {
         self.send(http::Method::PATCH, path, &patch, "application/merge-patch+json").await;
     }
 
+    pub(crate) async fn delete(&self, path: &str) {
+        let client = kube::Client::new(self.api.service(), "default");
+        let request = http::Request::delete(path).body(Vec::new()).unwrap();
+        client.request::<Value>(request).await.unwrap();
+    }
+
     async fn send(&self, method: http::Method, path: &str, body: &Value, content_type: &str) {
         let client = kube::Client::new(self.api.service(), "default");
         let request = http::Request::builder().method(method).uri(path).header("content-type", content_type);
@@ -271,6 +284,15 @@ impl Fixture {
     pub(crate) async fn wait_for(&self, path: &str, matches: impl Fn(&Value) -> bool) -> Value {
         let object = async || Some(self.get(path).await).filter(&matches);
         poll(&format!("match of {path}"), object).await
+    }
+
+    /// Waits for the PersistentVolume of a claim.
+    pub(crate) async fn wait_for_volume(&self, claim: &str) -> Value {
+        let volume = async || {
+            let list = self.get("/api/v1/persistentvolumes").await;
+            list["items"].as_array()?.iter().find(|item| item["spec"]["claimRef"]["name"] == claim).cloned()
+        };
+        poll(&format!("volume of claim {claim}"), volume).await
     }
 
     /// Waits for this number of calls of a method, and returns the last.

@@ -10,13 +10,12 @@ use serde_json::{Value, json};
 
 use crate::{
     driver::{Behavior, NAME, RecordedCall},
-    fixture::{Fixture, free_port, page, poll, until},
+    fixture::{CLAIMS, Fixture, LEASE, free_port, lease_holder, page, poll, until},
     process::Process,
 };
 
 const MINUTE: Duration = Duration::from_secs(60);
 const ADDS: &str = "workqueue_adds_total{name=\"attacher_attach\"}";
-const LEASE: &str = "/apis/coordination.k8s.io/v1/namespaces/storage/leases/existing-example";
 
 /// The deadline is the flag's 50 minutes, less the time since the start of the call, and not the default of
 /// at most 15 s.
@@ -70,6 +69,26 @@ async fn topologies_are_those_of_the_flags() {
         fixture.create_claim("claim").await;
         let call = fixture.wait_for_calls("CreateVolume", 1).await;
         assert_eq!(call.topologies, expected, "{flags:?}: {call:?}");
+    }
+}
+
+#[tokio::test]
+async fn flags_of_the_provisioner_change_volumes() {
+    let flags = ["--volume-name-prefix=vol", "--volume-name-uuid-length=8", "--controller-publish-readonly"];
+    for (flags, prefix, length, read_only) in
+        [(&flags[..], "vol-", 8, json!(true)), (&[], "pvc-", 36, Value::Null)]
+    {
+        let fixture = Fixture::start(Behavior::default()).await;
+        let _process = fixture.start_sidecar("csi-provisioner", flags);
+        let claim = json!({"apiVersion": "v1", "kind": "PersistentVolumeClaim",
+            "metadata": {"name": "claim", "annotations": {"volume.kubernetes.io/storage-provisioner": NAME}},
+            "spec": {"storageClassName": "gold", "accessModes": ["ReadOnlyMany"],
+                "resources": {"requests": {"storage": "1Gi"}}}});
+        fixture.create(CLAIMS, claim).await;
+        let volume = fixture.wait_for_volume("claim").await;
+        let name = volume["metadata"]["name"].as_str().unwrap();
+        assert!(name.starts_with(prefix) && name.len() == prefix.len() + length, "{flags:?}: {name}");
+        assert_eq!(volume["spec"]["csi"]["readOnly"], read_only, "{flags:?}: {volume}");
     }
 }
 
@@ -212,9 +231,7 @@ async fn flags_of_leader_election_are_those_of_the_lease() {
         "--leader-election-labels=team:a,tier:b",
     ];
     let process = fixture.start_sidecar("csi-provisioner", &flags);
-    let is_held =
-        |lease: &Value| lease["spec"]["holderIdentity"].as_str().is_some_and(|holder| !holder.is_empty());
-    let lease = fixture.wait_for(LEASE, is_held).await;
+    let lease = fixture.wait_for(LEASE, |lease| !lease_holder(lease).is_empty()).await;
     assert_eq!(lease["spec"]["leaseDurationSeconds"], 21);
     assert_eq!(lease["metadata"]["labels"], json!({"team": "a", "tier": "b"}));
     // With the default period of 5 s, this number of renewals takes longer than the test waits.
@@ -228,25 +245,6 @@ async fn flags_of_leader_election_are_those_of_the_lease() {
     fixture.stop_api();
     let lost = || process.log().contains("not renewed within the renew deadline, 3s").then_some(());
     until("the loss of the Lease", lost).await;
-}
-
-/// A leader that another process deprives of the journal gives up its Lease, and leads again.
-#[tokio::test]
-async fn a_leader_that_loses_its_journal_begins_another_term() {
-    let fixture = Fixture::start(Behavior::default()).await;
-    let leases = ["--leader-election", "--leader-election-namespace=storage"];
-    let process = fixture.start_sidecar("csi-provisioner", &leases);
-    fixture.create_claim("first").await;
-    fixture.wait_for_calls("CreateVolume", 1).await;
-    let rival = json!({"metadata": {"annotations": {"cofferdam.dev/journal-owner": "rival-1"}}});
-    fixture.patch("/api/v1/namespaces/default/configmaps/cofferdam-intents-existing.example-0", rival).await;
-    // The next write to the journal finds the rival.
-    fixture.create_claim("second").await;
-    fixture.wait_for_calls("CreateVolume", 2).await;
-    let log = process.log();
-    assert!(log.contains("rival-1 has taken the intent journal of driver existing.example"), "{log}");
-    let lease = fixture.get(LEASE).await;
-    assert!(lease["spec"]["leaseTransitions"].as_u64().is_some_and(|count| count > 0), "{lease}");
 }
 
 /// A page, and the status code that is expected.
@@ -439,7 +437,7 @@ async fn the_flag_of_earlier_versions_enables_leader_election() {
     let fixture = Fixture::start(Behavior::default()).await;
     let flags = ["--enable-leader-election", "--leader-election-namespace=storage"];
     let _process = fixture.start_sidecar("csi-provisioner", &flags);
-    fixture.wait_for(LEASE, |lease| lease["spec"]["holderIdentity"].is_string()).await;
+    fixture.wait_for(LEASE, |lease| !lease_holder(lease).is_empty()).await;
 }
 
 #[tokio::test]
