@@ -1,7 +1,9 @@
-//! Volumes with mounts of this machine's kernel, which need CAP_SYS_ADMIN. Without it the test checks
-//! nothing.
+//! Volumes with mounts of this machine's kernel, which need CAP_SYS_ADMIN. Without it the test runs in
+//! namespaces of its own.
 
-use std::{collections::BTreeSet, ffi::OsStr, fs, os::unix::ffi::OsStrExt as _, path::PathBuf};
+use std::{
+    collections::BTreeSet, ffi::OsStr, fs, os::unix::ffi::OsStrExt as _, path::PathBuf, process::Command,
+};
 
 use cofferdam_node::{ConnectionKind, KubeletRoots, LinuxMounter, NodePolicy, NodeVolumes};
 use rustix::mount::{UnmountFlags, mount_bind, unmount};
@@ -15,6 +17,20 @@ fn can_mount() -> bool {
     let capabilities = u64::from_str_radix(line.trim(), 16).unwrap();
     // CAP_SYS_ADMIN
     capabilities & (1 << 21) != 0
+}
+
+/// Runs a test of this program as root of a new user namespace and a new mount namespace.
+fn run_in_namespaces(test: &str) {
+    let mut command = Command::new("unshare");
+    command.args(["--user", "--map-root-user", "--mount"]).arg(std::env::current_exe().unwrap());
+    let output = command.args(["--exact", test]).output().unwrap();
+    let text = [output.stdout, output.stderr].concat();
+    let text = String::from_utf8_lossy(&text);
+    assert!(
+        output.status.success() && text.contains("1 passed"),
+        "without CAP_SYS_ADMIN, expected a machine that can run `unshare --user --map-root-user --mount`: \
+         {text}"
+    );
 }
 
 /// Unmounts a path on drop if something is mounted there, also if the test fails.
@@ -31,7 +47,7 @@ impl Drop for UnmountOnDrop {
 #[test]
 fn volumes_are_served_beside_a_mount_whose_root_is_not_utf8() {
     if !can_mount() {
-        return;
+        return run_in_namespaces("linux::volumes_are_served_beside_a_mount_whose_root_is_not_utf8");
     }
     let scratch = tempfile::TempDir::new().unwrap();
     let base = fs::canonicalize(scratch.path()).unwrap();
