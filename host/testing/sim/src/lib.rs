@@ -35,5 +35,6 @@ pub use process_api::unavailable_response;
 pub use remaining_work::{RemainingWork, WorkKind};
 pub use scenario::Scenario;
 pub use scenarios::{always_crashed, scenarios, skipped_count};
+pub use secret_values::has_secret_value;
 pub use simulation::{FinalState, Simulation, UsedRules};
 pub use test_cluster::{ApiTransport, EnvironmentKind, HttpCluster, InProcessCluster, TestCluster, TestUser};

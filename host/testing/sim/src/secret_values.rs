@@ -46,8 +46,9 @@ fn lower_hex(text: &str) -> String {
     text.bytes().map(|byte| format!("{byte:02x}")).collect()
 }
 
-/// Returns true if the text contains the value of a Secret.
-pub(crate) fn has_secret_value(text: &str) -> bool {
+/// Returns true if the text contains the value of a Secret that a user of a simulation created or patched:
+/// plain, in Base64 or in hexadecimal.
+pub fn has_secret_value(text: &str) -> bool {
     NEEDLES.iter().any(|needle| text.contains(needle))
 }
 
