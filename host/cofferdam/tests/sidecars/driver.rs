@@ -70,6 +70,8 @@ pub(crate) struct Behavior {
     pub(crate) fails_publications: bool,
     /// ControllerExpandVolume succeeds, and the filesystem remains to be expanded on the node.
     pub(crate) expands_on_nodes: bool,
+    /// The driver has the capability GET_CAPACITY, and no capacity.
+    pub(crate) has_no_capacity: bool,
     /// Calls of this method wait for [`RecordingDriver::release`].
     pub(crate) held_method: &'static str,
 }
@@ -212,7 +214,7 @@ impl Controller for RecordingDriver {
         _: Request<v1::ControllerGetCapabilitiesRequest>,
     ) -> Answer<v1::ControllerGetCapabilitiesResponse> {
         use v1::controller_service_capability::{Rpc, Type, rpc};
-        let types = [
+        let mut types = vec![
             rpc::Type::CreateDeleteVolume,
             rpc::Type::PublishUnpublishVolume,
             rpc::Type::ListVolumes,
@@ -220,10 +222,13 @@ impl Controller for RecordingDriver {
             rpc::Type::ExpandVolume,
             rpc::Type::ModifyVolume,
         ];
+        if self.state.lock().unwrap().behavior.has_no_capacity {
+            types.push(rpc::Type::GetCapacity);
+        }
         let capability = |kind: rpc::Type| v1::ControllerServiceCapability {
             r#type: Some(Type::Rpc(Rpc { r#type: kind.into() })),
         };
-        let capabilities = types.map(capability).to_vec();
+        let capabilities = types.into_iter().map(capability).collect();
         Ok(Response::new(v1::ControllerGetCapabilitiesResponse { capabilities }))
     }
 
@@ -279,6 +284,14 @@ impl Controller for RecordingDriver {
         let max_entries = request.get_ref().max_entries;
         self.record(&request, RecordedCall { max_entries, ..RecordedCall::new("ListVolumes") });
         Ok(Response::new(v1::ListVolumesResponse { entries: Vec::new(), next_token: String::new() }))
+    }
+
+    async fn get_capacity(
+        &self,
+        request: Request<v1::GetCapacityRequest>,
+    ) -> Answer<v1::GetCapacityResponse> {
+        self.record(&request, RecordedCall::new("GetCapacity"));
+        Ok(Response::new(v1::GetCapacityResponse::default()))
     }
 
     async fn controller_expand_volume(

@@ -110,17 +110,54 @@ async fn the_api_server_is_that_of_the_flag() {
     }
 }
 
+/// Flags of a process that attempts to select its node for a claim with hardly a delay.
+const SHORT_DELAYS: [&str; 2] = ["--node-deployment-base-delay=1ms", "--node-deployment-max-delay=2ms"];
+
+/// Starts csi-provisioner on node-1, as one of the processes of all nodes.
+fn start_on_node(fixture: &Fixture, flags: &[&str]) -> Process {
+    let environment = BTreeMap::from([("NODE_NAME".to_owned(), "node-1".to_owned())]);
+    let mut arguments = fixture.connection_flags();
+    arguments.extend(["--node-deployment"].iter().chain(flags).map(|flag| (*flag).to_owned()));
+    fixture.spawn_with(&mut fixture.command("csi-provisioner", &arguments), &environment)
+}
+
+/// Each attempt to select the node reads the driver's capacity, and fails without capacity. The delay doubles
+/// with each attempt, so with either of the default delays the last of these attempts is later than the test
+/// waits.
+#[tokio::test]
+async fn attempts_to_select_the_node_have_the_delays_of_the_flags() {
+    let fixture = Fixture::start(Behavior { has_no_capacity: true, ..Behavior::default() }).await;
+    let _process = start_on_node(&fixture, &SHORT_DELAYS);
+    fixture.create_claim("claim").await;
+    fixture.wait_for_calls("GetCapacity", 20).await;
+    assert!(fixture.driver.calls("CreateVolume").is_empty());
+}
+
+/// One worker takes the claims in the order of their creation: when it provisions a claim, it has looked at
+/// the claims before. The delay is random, and at least a thousandth of the flag's.
+#[tokio::test]
+async fn no_node_is_selected_within_a_long_delay() {
+    let fixture = Fixture::start(Behavior::default()).await;
+    let flags =
+        ["--node-deployment-base-delay=1000h", "--node-deployment-max-delay=1000h", "--worker-threads=1"];
+    let _process = start_on_node(&fixture, &flags);
+    // The process knows the class and the nodes.
+    fixture.create_claim_for_node("first", "node-1").await;
+    fixture.wait_for_volume("first").await;
+    fixture.create_claim("immediate").await;
+    fixture.create_claim_for_node("last", "node-1").await;
+    fixture.wait_for_volume("last").await;
+    let claim = fixture.get(&format!("{CLAIMS}/immediate")).await;
+    assert!(claim["metadata"]["annotations"]["volume.kubernetes.io/selected-node"].is_null(), "{claim}");
+    assert_eq!(fixture.driver.calls("CreateVolume").len(), 2);
+}
+
 /// A claim without a selected node is provisioned on one of the nodes, unless the flag says otherwise.
 #[tokio::test]
 async fn immediate_claims_are_provisioned_as_the_flag_says() {
-    let environment = BTreeMap::from([("NODE_NAME".to_owned(), "node-1".to_owned())]);
     let start = async |flags: &[&str]| {
         let fixture = Fixture::start(Behavior::default()).await;
-        let mut arguments = fixture.connection_flags();
-        let delays = ["--node-deployment-base-delay=1ms", "--node-deployment-max-delay=2ms"];
-        let all = ["--node-deployment"].iter().chain(&delays).chain(flags);
-        arguments.extend(all.map(|flag| (*flag).to_owned()));
-        let process = fixture.spawn_with(&mut fixture.command("csi-provisioner", &arguments), &environment);
+        let process = start_on_node(&fixture, &[&SHORT_DELAYS[..], flags].concat());
         fixture.create_claim("immediate").await;
         (fixture, process)
     };
@@ -170,23 +207,25 @@ async fn automaxprocs_limits_the_worker_threads() {
 
 /// The default intervals are 1 s, 2 s, 4 s and so on. With a first interval of 100 ms and the default of the
 /// longest, those after the first five are longer than 3 s. One short interval therefore is enough, and a slow
-/// machine may delay the others.
+/// machine may delay the others. The work exists before the process, so that no change of it causes a call.
 #[tokio::test]
 async fn retry_intervals_are_those_of_the_flags() {
-    for (flags, skipped) in [
-        (&["--retry-interval-start=20ms"][..], 0),
-        (&["--retry-interval-start=100ms", "--retry-interval-max=200ms"], 5),
-    ] {
-        let behavior = Behavior { fails_creates: true, ..Behavior::default() };
-        let fixture = Fixture::start(behavior).await;
-        let _process = fixture.start_sidecar("csi-provisioner", flags);
-        fixture.create_claim("claim").await;
-        let has_short_interval = || {
-            let calls = fixture.driver.calls("CreateVolume");
-            let mut intervals = calls.windows(2).skip(skipped).map(|pair| pair[1].at - pair[0].at);
-            intervals.any(|interval| interval < Duration::from_millis(500)).then_some(())
-        };
-        until(&format!("short interval with {flags:?}"), has_short_interval).await;
+    let behavior = Behavior { fails_creates: true, fails_publications: true, ..Behavior::default() };
+    for sidecar in ["csi-provisioner", "csi-attacher"] {
+        for (flags, skipped) in [
+            (&["--retry-interval-start=20ms"][..], 0),
+            (&["--retry-interval-start=100ms", "--retry-interval-max=200ms"], 5),
+        ] {
+            let fixture = Fixture::start(behavior).await;
+            let method = fixture.create_work(sidecar, "work").await;
+            let _process = fixture.start_sidecar(sidecar, flags);
+            let has_short_interval = || {
+                let calls = fixture.driver.calls(method);
+                let mut intervals = calls.windows(2).skip(skipped).map(|pair| pair[1].at - pair[0].at);
+                intervals.any(|interval| interval < Duration::from_millis(500)).then_some(())
+            };
+            until(&format!("short interval of {sidecar} with {flags:?}"), has_short_interval).await;
+        }
     }
 }
 
