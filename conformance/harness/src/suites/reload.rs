@@ -128,9 +128,11 @@ impl Gaps {
             .collect();
         times.sort_unstable();
         let first = times.len().checked_sub(count).context("a claim without a volume in the audit log")?;
-        let mut gaps: Vec<Duration> = times[first..]
-            .windows(2)
-            .map(|pair| Ok(pair[1].duration_since(pair[0]).try_into()?))
+        let times = times.split_off(first);
+        let mut gaps: Vec<Duration> = times
+            .iter()
+            .zip(times.iter().skip(1))
+            .map(|(earlier, later)| Ok(later.duration_since(*earlier).try_into()?))
             .collect::<Result<_>>()?;
         gaps.sort_unstable();
         Ok(Self(gaps))
