@@ -28,7 +28,7 @@ pub const DEVIATIONS: [Deviation; 9] = [
         id: "discovery",
         difference: "`/version` and the discovery documents name fewer kinds, and no hashes of storage \
              versions",
-        reason: "other kinds are not served, and nobody migrates what is in memory",
+        reason: "other kinds are not served, and data in memory needs no migration",
     },
     Deviation {
         id: "first-repetition",
@@ -38,7 +38,7 @@ pub const DEVIATIONS: [Deviation; 9] = [
     Deviation {
         id: "go-types",
         difference: "messages about wrong types call a text `string` where Go has a name of its own for it",
-        reason: "the name says no more",
+        reason: "the names mean the same type",
     },
     Deviation {
         id: "quantities",
@@ -48,7 +48,7 @@ pub const DEVIATIONS: [Deviation; 9] = [
     Deviation {
         id: "warnings",
         difference: "there are no `Warning` headers but those about unknown fields",
-        reason: "the others speak of clusters",
+        reason: "the others concern features of a real cluster",
     },
     Deviation {
         id: "watch-paths",

@@ -39,7 +39,7 @@ fn simulation(
     list_faults: Vec<DriverFault>,
     delete_faults: Vec<DriverFault>,
 ) -> Simulation {
-    Simulation::new(&Role::ALL, Vec::new(), delete_faults).with_listing(listing, list_faults)
+    Simulation::with_long_watches(&Role::ALL, Vec::new(), delete_faults).with_listing(listing, list_faults)
 }
 
 async fn local_owner(simulation: &Simulation) -> VolumeOwner {

@@ -42,7 +42,7 @@ const LEAK_WITH_CRASHES: &str = "claim deleted and CreateVolume response lost: "
 /// pv-controller would not write it: the other provisioner would ignore every claim.
 fn two_provisioners(create_faults: Vec<DriverFault>, delete_faults: Vec<DriverFault>) -> Simulation {
     let others: Vec<Role> = Role::ALL.into_iter().filter(|role| *role != provisioner::ROLE).collect();
-    Simulation::new(&[provisioner::ROLE], create_faults, delete_faults)
+    Simulation::with_long_watches(&[provisioner::ROLE], create_faults, delete_faults)
         .with_replica(&[provisioner::ROLE])
         .with_replica(&others)
 }
@@ -53,7 +53,7 @@ fn simulation(scenario: &Scenario, role: Role) -> Simulation {
     scenario.configure(if role == provisioner::ROLE {
         two_provisioners(faults.0, faults.1)
     } else {
-        Simulation::new(&Role::ALL, faults.0, faults.1).with_replica(&[role])
+        Simulation::with_long_watches(&Role::ALL, faults.0, faults.1).with_replica(&[role])
     })
 }
 

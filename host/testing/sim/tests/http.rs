@@ -16,7 +16,7 @@ use tokio::task::JoinSet;
 
 /// Concurrent scenarios. A constant, so that the delays of the roles in real time do not depend on the size
 /// of the table.
-const CONCURRENCY: usize = 24;
+const CONCURRENCY: usize = 36;
 
 /// Rows that run once more with a crash, besides [`always_crashed`]: so many that the test takes about 20 seconds
 /// longer.

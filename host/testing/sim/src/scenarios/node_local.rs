@@ -227,6 +227,7 @@ pub(super) fn scenarios() -> Vec<Scenario> {
             claims: &["a Pending"],
             events: &["a Normal ExternalProvisioning", "a Warning ProvisioningFailed"],
             skipped_on: CAPACITY_POLLED,
+            unsettled: &[(WorkKind::Retry, "each node asks its driver for the capacity again")],
             ..unprovisioned()
         },
         Scenario {
