@@ -49,7 +49,7 @@ use crate::{
     test_cluster::{InProcessCluster, TestCluster, TestUser},
 };
 
-/// Duration of a watch of [`Simulation::with_long_watches`], the longest that the embedded API server allows.
+/// Duration of a watch of [`Simulation::with_long_watches`]: the longest that the embedded API server allows.
 const LONG_WATCH: Duration = Duration::from_secs(3600);
 /// Resync period of attacher and resizer. No run takes as long: a resync would make up for a change that a
 /// process has missed, before new processes are asked for remaining work.
@@ -225,8 +225,8 @@ impl Simulation {
         Self::in_process(InProcessCluster::new(), roles, create_faults, delete_faults)
     }
 
-    /// Like [`Self::new`], but a watch lasts for [`LONG_WATCH`], and only one bookmark precedes its end. Most
-    /// time of a run is idle, and with the watches of a cluster most requests are those of idle watches.
+    /// Like [`Self::new`], but a watch lasts for an hour, and only one bookmark precedes its end. Most time of a
+    /// run is idle, and with the watches of a cluster most requests are those of idle watches.
     pub fn with_long_watches(
         roles: &[Role],
         create_faults: Vec<DriverFault>,
