@@ -27,8 +27,8 @@ use crate::{
 };
 
 /// Default of [`Writer::with_watch_timeout`]. It is below kube-apiserver's default minimum of 30 minutes,
-/// because a restored cluster is detected before the next watch at the latest, and a dead connection
-/// [`WATCH_GRACE_PERIOD`] later.
+/// because a restored cluster is detected before the next watch at the latest, and a dead connection 15 s
+/// later.
 pub const WATCH_TIMEOUT: Duration = Duration::from_secs(290);
 /// A watch that has not ended this long after its timeout has a dead connection.
 const WATCH_GRACE_PERIOD: Duration = Duration::from_secs(15);
