@@ -60,8 +60,8 @@ impl PlantedSecret {
         Ok(Self::new(value.clone(), &value))
     }
 
-    /// A value that contains `marker`, which JSON and percent-encoding leave unchanged. The other encodings are
-    /// hexadecimal, in lower and in upper case, and base64.
+    /// A value that contains `marker`, which JSON and percent-encoding leave unchanged. The other encodings
+    /// are hexadecimal, in lower and in upper case, and base64.
     fn new(value: String, marker: &str) -> Self {
         let hexadecimal = lower_hex(marker.as_bytes());
         let mut encodings = vec![marker.to_owned(), hexadecimal.to_uppercase(), hexadecimal];

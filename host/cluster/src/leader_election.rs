@@ -449,8 +449,8 @@ impl LeaderElector {
     }
 
     /// Waits until the next attempt to acquire the Lease: until the holder releases it, or has not renewed it
-    /// for its duration. If no process holds the Lease now, or it cannot be watched, the extended retry period ends
-    /// the wait, as in client-go.
+    /// for its duration. If no process holds the Lease now, or it cannot be watched, the extended retry period
+    /// ends the wait, as in client-go.
     async fn wait_for_attempt(&mut self, retry_period: Duration) {
         let retry_at = Instant::now() + self.jittered(retry_period);
         let is_held_by_other = |held: &Observation| {

@@ -116,7 +116,8 @@ async fn ensure_no_failed_calls(cofferdam: &ManagedProcess) -> Result<()> {
 struct Gaps(Vec<Duration>);
 
 impl Gaps {
-    /// The gaps between the last `count` creations of a PersistentVolume, each of which follows a driver call.
+    /// The gaps between the last `count` creations of a PersistentVolume, each of which follows a driver
+    /// call.
     fn between_new_volumes(run: &SuiteRun, count: usize) -> Result<Self> {
         let is_new_volume = |event: &AuditEvent| {
             event.verb == "create" && event.resource() == "persistentvolumes" && event.is_successful()

@@ -45,7 +45,7 @@ enum Version {
     Current,
 }
 
-/// How a leader ends.
+/// The end of a leader.
 #[derive(Clone, Copy, Debug)]
 enum End {
     /// SIGTERM.

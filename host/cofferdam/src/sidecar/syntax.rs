@@ -9,8 +9,8 @@ use super::{flags::SidecarFlag, program::GoPackage, value::ValueType};
 pub(crate) enum SyntaxError {
     #[error("flag provided but not defined: --{name}: expected a flag of {program}, as --help lists them")]
     UnknownFlag { name: String, program: &'static str },
-    #[error("bad flag syntax: {0}: expected --NAME or --NAME=VALUE")]
     /// The argument without its value, which may be a secret.
+    #[error("bad flag syntax: {0}: expected --NAME or --NAME=VALUE")]
     BadSyntax(String),
     #[error("flag needs an argument: --{flag}: expected {expected}")]
     MissingValue { flag: &'static str, expected: &'static str },

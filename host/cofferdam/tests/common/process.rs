@@ -36,7 +36,7 @@ impl Process {
         self.child.id()
     }
 
-    /// What the process has written to its log.
+    /// The text that the process has written to its log.
     pub(crate) fn log(&self) -> String {
         std::fs::read_to_string(self.log.as_ref().unwrap()).unwrap()
     }

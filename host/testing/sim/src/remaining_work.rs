@@ -45,8 +45,8 @@ pub enum WorkKind {
     Write,
     /// A driver call, also one that failed.
     Call,
-    /// A key in a work queue, a failed run, which is retried, or more runs than objects in the last half hour.
-    /// Not judged in real time, where a run may fail because of the machine.
+    /// A key in a work queue, a failed run, which is retried, or more runs than objects in the last half
+    /// hour. Not judged in real time, where a run may fail because of the machine.
     Retry,
 }
 

@@ -225,8 +225,8 @@ impl Simulation {
         Self::in_process(InProcessCluster::new(), roles, create_faults, delete_faults)
     }
 
-    /// Like [`Self::new`], but a watch lasts for an hour, and only one bookmark precedes its end. Most time of a
-    /// run is idle, and with the watches of a cluster most requests are those of idle watches.
+    /// Like [`Self::new`], but a watch lasts for an hour, and only one bookmark precedes its end. Most time of
+    /// a run is idle, and with the watches of a cluster most requests are those of idle watches.
     pub fn with_long_watches(
         roles: &[Role],
         create_faults: Vec<DriverFault>,

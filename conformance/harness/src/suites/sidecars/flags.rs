@@ -71,8 +71,8 @@ fn stricter_values(flags: &BTreeSet<String>) -> BTreeSet<(String, String)> {
         .collect()
 }
 
-/// Feature gates that Cofferdam has. All are on by default, as every stable gate is, which the help of a sidecar
-/// does not show.
+/// Feature gates that Cofferdam has. All are on by default, as every stable gate is, which the help of a
+/// sidecar does not show.
 const GATES: [&str; 4] =
     ["Topology", "VolumeAttributesClass", "MutableCSINodeAllocatableCount", "AnnotateFsResize"];
 

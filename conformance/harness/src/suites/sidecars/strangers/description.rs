@@ -40,8 +40,8 @@ pub(super) struct DriverDescription {
     /// Command that prints a line for each volume at the storage system. Without it ListVolumes is called, if
     /// the driver has it.
     pub(super) list: Option<Vec<String>>,
-    /// File to which the driver appends a JSON object per call with the key `method`. An object with `isEnd` is
-    /// the end of a call.
+    /// File to which the driver appends a JSON object per call with the key `method`. An object with `isEnd`
+    /// is the end of a call.
     pub(super) call_log: Option<String>,
 }
 
