@@ -32,6 +32,9 @@ use crate::{
 const QUEUE_CAPACITY: usize = 8192;
 /// Maximum number of event requests in flight. It is low so that events do not delay requests for claims.
 const MAX_IN_FLIGHT: usize = 8;
+/// Maximum number of event requests in flight after the work has stopped. No other requests wait for them, but
+/// the next leader does.
+const MAX_IN_FLIGHT_AT_STOP: usize = 32;
 /// Maximum number of events that are kept for aggregation.
 const MAX_REMEMBERED: usize = 4096;
 /// Minimum interval between updates of an aggregated event.
@@ -210,6 +213,7 @@ impl EventLoop {
     pub async fn run(mut self, stop: CancellationToken) {
         let permits = Arc::new(Semaphore::new(MAX_IN_FLIGHT));
         let tasks = TaskTracker::new();
+        let mut is_stopping = false;
         loop {
             let event = tokio::select! {
                 biased;
@@ -217,6 +221,10 @@ impl EventLoop {
                 () = stop.cancelled() => None,
             };
             let Some(event) = event else { break };
+            if stop.is_cancelled() && !is_stopping {
+                permits.add_permits(MAX_IN_FLIGHT_AT_STOP - MAX_IN_FLIGHT);
+                is_stopping = true;
+            }
             let Some(request) = self.request(event) else { continue };
             let Ok(permit) = Arc::clone(&permits).acquire_owned().await else { break };
             let (api, metrics) = (self.api.clone(), self.metrics.clone());

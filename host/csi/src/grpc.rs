@@ -16,6 +16,7 @@ use std::{
 };
 
 use bytes::Bytes;
+use cofferdam_domain::term::Term;
 use futures::{FutureExt as _, future::BoxFuture};
 use http::{HeaderMap, Uri};
 use http_body::{Body, Frame, SizeHint};
@@ -27,6 +28,7 @@ use tonic::Code;
 use crate::{
     address::Address,
     status::RpcError,
+    term_gate::{GatedStream, TermGate},
     v1::{
         controller_client::ControllerClient, group_controller_client::GroupControllerClient,
         identity_client::IdentityClient, node_client::NodeClient,
@@ -90,7 +92,10 @@ impl DriverStatusCell {
 
 /// A handle that sends calls on one connection. Clones share the connection.
 #[derive(Clone, Debug)]
-pub(crate) struct GrpcConnection(http2::SendRequest<tonic::body::Body>);
+pub(crate) struct GrpcConnection {
+    sender: http2::SendRequest<tonic::body::Body>,
+    gate: TermGate,
+}
 
 /// Resolves to the reason when the connection ends.
 pub(crate) type ClosedFuture = BoxFuture<'static, String>;
@@ -100,23 +105,35 @@ impl GrpcConnection {
     pub(crate) async fn connect(address: &Address) -> Result<(Self, ClosedFuture), ConnectionLost> {
         let stream =
             UnixStream::connect(address.path()).await.map_err(|error| ConnectionLost(error.to_string()))?;
+        let gate = TermGate::default();
+        let stream = GatedStream::new(stream, gate.clone());
         let (sender, connection) = http2::Builder::new(TokioExecutor::new())
             .max_header_list_size(MAX_HEADER_BYTES)
             .handshake(TokioIo::new(stream))
             .await
             .map_err(ConnectionLost::from)?;
+        let closed_gate = gate.clone();
         let closed_reason = async move {
-            match connection.await {
-                Ok(()) => "the driver closed it".to_owned(),
-                Err(error) => ConnectionLost::from(error).to_string(),
+            let ended = connection.await;
+            match (closed_gate.check(), ended) {
+                // hyper does not return the error of a write.
+                (Err(term_ended), Err(_)) => term_ended.to_string(),
+                (_, Ok(())) => "the driver closed it".to_owned(),
+                (Ok(()), Err(error)) => ConnectionLost::from(error).to_string(),
             }
         };
-        Ok((Self(sender), Box::pin(closed_reason)))
+        Ok((Self { sender, gate }, Box::pin(closed_reason)))
     }
 
     /// Returns true if the connection is closed.
     pub(crate) fn is_closed(&self) -> bool {
-        self.0.is_closed()
+        self.sender.is_closed()
+    }
+
+    /// Sets the term of the calls that begin from now on. When it ends, the connection is closed instead of
+    /// writing their requests.
+    pub(crate) fn set_term(&self, term: Term) {
+        self.gate.set_term(term);
     }
 
     /// Sends one call with its deadline, and fails it when the deadline passes. Distinguishes the driver's
@@ -193,13 +210,13 @@ impl tower::Service<http::Request<tonic::body::Body>> for GrpcConnection {
     type Future = BoxFuture<'static, Result<Self::Response, ConnectionLost>>;
 
     fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), ConnectionLost>> {
-        self.0.poll_ready(cx).map_err(ConnectionLost::from)
+        self.sender.poll_ready(cx).map_err(ConnectionLost::from)
     }
 
     fn call(&mut self, request: http::Request<tonic::body::Body>) -> Self::Future {
         let driver_status =
             request.extensions().get::<DriverStatusCell>().cloned().unwrap_or_else(DriverStatusCell::new);
-        let sent = self.0.send_request(request);
+        let sent = self.sender.send_request(request);
         Box::pin(async move { Ok(StatusRecordingBody::wrap(sent.await?, driver_status)) })
     }
 }
@@ -250,7 +267,67 @@ impl Body for StatusRecordingBody {
 
 #[cfg(test)]
 mod tests {
+    use cofferdam_domain::term::PermitSource as _;
+    use tokio::io::AsyncReadExt as _;
+
     use super::*;
+    use crate::v1::CreateVolumeRequest;
+
+    const TIMEOUT: Duration = Duration::from_secs(30);
+
+    /// Bytes that a call writes to the connection if its term ends when its request is queued, or not.
+    async fn written_request(term: Term, ends: bool) -> Vec<u8> {
+        let directory = tempfile::TempDir::new().unwrap();
+        let socket = directory.path().join("csi.sock");
+        let listener = tokio::net::UnixListener::bind(&socket).unwrap();
+        let address = socket.to_str().unwrap().parse().unwrap();
+        let (connection, closed) = GrpcConnection::connect(&address).await.unwrap();
+        let (mut driver, _) = listener.accept().await.unwrap();
+        connection.set_term(term.clone());
+        let method: GrpcMethod<CreateVolumeRequest, _> =
+            |connection, request| Box::pin(async { connection.controller().create_volume(request).await });
+        let request = CreateVolumeRequest { name: "pvc-of-the-term".to_owned(), ..Default::default() };
+        let call = connection.call(request, Instant::now() + TIMEOUT, method);
+        tokio::pin!(call);
+        // The connection is not polled yet: the request is only queued.
+        assert!(futures::poll!(&mut call).is_pending());
+        if ends {
+            term.end();
+        }
+        let mut written = Vec::new();
+        let read_request = async {
+            while !written.windows(15).any(|bytes| bytes == b"pvc-of-the-term") {
+                if driver.read_buf(&mut written).await.unwrap() == 0 {
+                    break;
+                }
+            }
+        };
+        let closed_or_called = async { tokio::join!(closed, call) };
+        tokio::select! {
+            () = read_request => {}
+            (reason, result) = closed_or_called => {
+                assert!(matches!(result, Err(RpcError::ConnectionLost(_))), "{result:?}");
+                assert!(reason.contains("its term has ended"), "{reason}");
+            }
+        }
+        driver.try_read_buf(&mut written).ok();
+        written
+    }
+
+    fn live_term() -> Term {
+        Term::until(Duration::from_secs(1), Arc::new(|| Duration::ZERO))
+    }
+
+    #[tokio::test]
+    async fn a_queued_request_is_not_written_after_the_end_of_its_term() {
+        let name = b"pvc-of-the-term";
+        let is_written = |bytes: &[u8]| bytes.windows(name.len()).any(|bytes| bytes == name);
+        assert!(is_written(&written_request(live_term(), false).await));
+        assert!(is_written(&written_request(Term::permanent(), true).await));
+        let term = live_term();
+        assert!(!is_written(&written_request(term.clone(), true).await));
+        assert!(term.permit().is_err());
+    }
 
     #[tokio::test]
     async fn panic_while_decoding_fails_only_that_call() {

@@ -19,6 +19,7 @@ mod request;
 mod response;
 pub mod server;
 mod status;
+mod term_gate;
 pub mod v1;
 
 pub use address::{Address, AddressError};

@@ -264,6 +264,7 @@ where
             return Err(CsiCallFailure::Overloaded);
         }
         let permit = context.begin()?;
+        connection.set_term(context.term.clone());
         let CsiRequest { message, method, .. } = request;
         let driver = backend.driver();
         tracing::trace!(%driver, method = path, request = ?message, "CSI call");

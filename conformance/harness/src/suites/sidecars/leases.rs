@@ -3,7 +3,8 @@
 //! flight. The driver's own log shows when another replica calls the driver, and that no call begins for a
 //! volume while another one is in flight, except one whose process was killed or stopped.
 //!
-//! The same faults can happen to replicas of csi-provisioner, whose results are printed and not checked.
+//! The same faults happen to replicas of csi-provisioner in `UPSTREAM_ROUNDS` rounds. Their results are printed
+//! and not checked.
 
 mod call_log;
 mod faults;
@@ -39,10 +40,8 @@ const NAMESPACE: &str = "leases";
 const NODE: &str = "node-1";
 /// Duration of each driver call.
 const LATENCY: &str = "--latency=200ms";
-/// Number of rounds without the variable `ROUNDS`.
+/// Number of rounds of Cofferdam without the variable `ROUNDS`.
 const ROUNDS: usize = 2;
-/// From this number of rounds, the faults also happen to csi-provisioner.
-const ROUNDS_WITH_UPSTREAM: usize = 30;
 /// Minimum number of claims. One of four is attached.
 const MIN_CLAIMS: usize = 1_000;
 /// Time without a load in which the writes of the Leases are counted.
@@ -51,24 +50,25 @@ const IDLE: Duration = Duration::from_secs(20);
 const IDLE_WRITES_PER_SECOND: f64 = 0.2;
 
 pub(in crate::suites) async fn run(run: &SuiteRun) -> Result<()> {
-    let rounds = match env::var("ROUNDS") {
-        Ok(text) => text.parse().with_context(|| format!("ROUNDS={text:?}: expected a number"))?,
-        Err(_) => ROUNDS,
-    };
-    let has_upstream = match env::var("UPSTREAM").as_deref() {
-        Ok("1") => true,
-        Ok("0") => false,
-        Ok(text) => bail!("UPSTREAM={text:?}: expected 0 or 1"),
-        Err(_) => rounds >= ROUNDS_WITH_UPSTREAM,
-    };
-    let implementations = [Some(Implementation::Cofferdam), has_upstream.then_some(Implementation::Upstream)];
-    for implementation in implementations.into_iter().flatten() {
+    let parts = [
+        (Implementation::Cofferdam, number_of_rounds("ROUNDS", ROUNDS)?),
+        (Implementation::Upstream, number_of_rounds("UPSTREAM_ROUNDS", 0)?),
+    ];
+    for (implementation, rounds) in parts.into_iter().filter(|(_, rounds)| *rounds > 0) {
         let name = implementation.as_str();
         let part = run.subdirectory(&name.to_lowercase())?;
         let add_note = |note: &str| run.add_note(&format!("{name}: {note}"));
         compete(&part, implementation, rounds, &add_note).await.context(name)?;
     }
     Ok(())
+}
+
+/// The number of rounds in an environment variable.
+fn number_of_rounds(variable: &str, default: usize) -> Result<usize> {
+    match env::var(variable) {
+        Ok(text) => text.parse().with_context(|| format!("{variable}={text:?}: expected a number")),
+        Err(_) => Ok(default),
+    }
 }
 
 const fn replica_count(implementation: Implementation) -> usize {
