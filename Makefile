@@ -88,6 +88,10 @@ bench: toolchain ## measure: calls into the sandbox, neighbours, claims per seco
 	$(CARGO) bench --locked --package cofferdam-sim --bench claims
 	$(CARGO) bench --locked --package cofferdam --bench dev
 
+.PHONY: chart
+chart: toolchain ## write the generated files of the chart: RBAC rules, admission policies, schema of the values
+	UPDATE_CHART=1 $(CARGO) test --locked --package cofferdam --bin cofferdam chart_tests
+
 .PHONY: samples
 samples: ## build the drivers in other languages, or the one of SAMPLE=c, go, python or javascript
 	$(MAKE) --directory samples $(or $(SAMPLE),all)

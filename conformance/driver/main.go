@@ -38,6 +38,7 @@ func run() error {
 	flag.StringVar(&options.node, "node", "node-1", "`name` of the node that the node service runs on")
 	flag.Func("other-node", "`NAME=SOCKET`: another node with access to the volumes, and the socket of its node service (repeatable)", options.addNode)
 	flag.BoolVar(&options.anyNode, "any-node", false, "publish volumes to unknown nodes, too")
+	flag.BoolVar(&options.anyVolume, "any-volume", false, "accept the ids of volumes that a controller in another process created")
 	flag.BoolVar(&options.attach, "attach", true, "require ControllerPublishVolume before a node uses a volume")
 	flag.StringVar(&options.directory, "directory", "", "`directory` of the volumes; without it the driver has no node service")
 	flag.Int64Var(&options.capacity, "capacity", 0, "total `bytes` of all volumes; 0 is no limit")

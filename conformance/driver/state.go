@@ -24,6 +24,7 @@ type options struct {
 	node       string
 	otherNodes map[string]string // further nodes by name, with the socket of their node service
 	anyNode    bool
+	anyVolume  bool // volumes of the controller in another process exist
 	attach     bool
 	directory  string
 	capacity   int64
@@ -91,6 +92,10 @@ func (s *state) volume(id string) (*volume, error) {
 	}
 	if volume, ok := s.volumes[id]; ok {
 		return volume, nil
+	}
+	if s.anyVolume && idPattern.MatchString(id) {
+		s.volumes[id] = &volume{ID: id, Published: map[string]bool{s.node: false}, targets: map[string]bool{}}
+		return s.volumes[id], nil
 	}
 	return nil, status.Errorf(codes.NotFound, "volume %q does not exist", id)
 }

@@ -2,6 +2,7 @@
 
 use std::{
     fs,
+    net::IpAddr,
     path::{Path, PathBuf},
 };
 
@@ -61,13 +62,15 @@ impl CertificateAuthority {
         self.directory.join("ca.crt")
     }
 
-    /// Issues a certificate for a server on loopback. `name` is its common name and the name of its files.
+    /// Issues a certificate for a server on loopback and on further addresses. `name` is its common name and
+    /// the name of its files.
     ///
     /// # Errors
     /// If a file cannot be written.
-    pub fn server(&self, name: &str) -> Result<CertificateFiles> {
+    pub fn server(&self, name: &str, further: &[IpAddr]) -> Result<CertificateFiles> {
         let names = ["localhost", "127.0.0.1", "kubernetes", "kubernetes.default.svc", "10.0.0.1"];
-        let mut params = CertificateParams::new(names.map(str::to_owned).to_vec())?;
+        let names = names.into_iter().map(str::to_owned).chain(further.iter().map(ToString::to_string));
+        let mut params = CertificateParams::new(names.collect::<Vec<_>>())?;
         params.distinguished_name.push(DnType::CommonName, name);
         params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ServerAuth];
         self.sign(name, params)

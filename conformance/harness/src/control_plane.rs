@@ -3,6 +3,7 @@
 use std::{
     fs,
     io::ErrorKind,
+    net::{IpAddr, SocketAddr, UdpSocket},
     path::{Path, PathBuf},
     time::Duration,
 };
@@ -57,6 +58,9 @@ pub struct ControlPlaneOptions {
     pub is_unaudited: bool,
     /// Log the bodies of requests of Cofferdam's accounts in the audit log.
     pub has_audited_bodies: bool,
+    /// Let pods use the API server, at [`ControlPlane::pod_address`], with the tokens of their service
+    /// accounts. The controllers of service accounts have to run.
+    pub serves_pods: bool,
 }
 
 /// A user of the API.
@@ -96,18 +100,23 @@ struct ClusterCredentials {
     server: CertificateFiles,
     token: String,
     url: String,
+    /// Address and port of the API server for pods; `None` if pods do not use it.
+    pod_address: Option<SocketAddr>,
 }
 
 impl ClusterCredentials {
-    fn new(run: &SuiteRun, url: String) -> Result<Self> {
+    fn new(run: &SuiteRun, port: u16, serves_pods: bool) -> Result<Self> {
         let directory = run.scratch().join("credentials");
         let authority = CertificateAuthority::new(directory.clone())?;
-        let server = authority.server("kube-apiserver")?;
+        let machine = if serves_pods { Some(machine_address()?) } else { None };
+        let server = authority.server("kube-apiserver", machine.as_slice())?;
         let mut secret = [0; 16];
         getrandom::fill(&mut secret).context("no random bytes")?;
         let token = secret.iter().fold(String::new(), |text, byte| format!("{text}{byte:02x}"));
         fs::write(directory.join("tokens.csv"), format!("{token},admin,admin,\"system:masters\"\n"))?;
-        Ok(Self { directory, authority, server, token, url })
+        let (url, pod_address) =
+            (format!("https://127.0.0.1:{port}"), machine.map(|address| SocketAddr::new(address, port)));
+        Ok(Self { directory, authority, server, token, url, pod_address })
     }
 
     fn kubeconfig(&self, user: ApiUser<'_>) -> Result<PathBuf> {
@@ -162,7 +171,7 @@ impl ControlPlane {
             Err(error) if error.kind() != ErrorKind::NotFound => return Err(error.into()),
             _ => {}
         }
-        let credentials = ClusterCredentials::new(run, format!("https://127.0.0.1:{port}"))?;
+        let credentials = ClusterCredentials::new(run, port, options.serves_pods)?;
         let mut etcd = ManagedProcess::start(run, etcd_command(run, etcd_port)?)?;
         let store_client = credentials.client_for_url(&format!("http://127.0.0.1:{etcd_port}"))?;
         etcd.wait_ready(READY_TIMEOUT, async || probe_path(&store_client, "/health").await).await?;
@@ -241,6 +250,13 @@ impl ControlPlane {
     /// If the audit log cannot be read.
     pub fn take_forbidden(&mut self) -> Result<Vec<String>> {
         self.audit.as_mut().map_or_else(|| Ok(Vec::new()), AuditLog::take_forbidden)
+    }
+
+    /// Address and port of the API server for pods, with
+    /// [`serves_pods`](ControlPlaneOptions::serves_pods).
+    #[must_use]
+    pub const fn pod_address(&self) -> Option<SocketAddr> {
+        self.credentials.pod_address
     }
 
     /// The certificate authority.
@@ -402,7 +418,7 @@ impl ControlPlane {
         kubeconfig: &Path,
     ) -> Result<ManagedProcess> {
         let port = run.free_port()?;
-        let pair = self.credentials.authority.server("component")?;
+        let pair = self.credentials.authority.server("component", &[])?;
         let spec = spec
             .arg(format_args!("--kubeconfig={}", kubeconfig.display()))
             .arg("--leader-elect=false")
@@ -466,11 +482,10 @@ fn apiserver_command(
     let kubelets = credentials.authority.client("kube-apiserver-kubelet-client", Some("system:masters"))?;
     let mut spec = CommandSpec::new("kube-apiserver", run.peers().program("kube-apiserver")?)
         .arg(format_args!("--etcd-servers=http://127.0.0.1:{etcd_port}"))
-        .arg("--bind-address=127.0.0.1")
         .arg(format_args!("--secure-port={port}"))
-        // The Service `kubernetes` is not used, and its endpoint must not be a loopback address.
+        // The Service `kubernetes` is not used: there is no kube-proxy, and its endpoint must not be a loopback
+        // address.
         .arg("--endpoint-reconciler-type=none")
-        .arg("--advertise-address=127.0.0.1")
         .arg("--service-cluster-ip-range=10.0.0.0/24")
         .arg(format_args!("--cert-dir={}", credentials.directory.display()))
         .arg(format_args!("--tls-cert-file={}", credentials.server.certificate.display()))
@@ -484,9 +499,17 @@ fn apiserver_command(
         .arg(format_args!("--kubelet-client-certificate={}", kubelets.certificate.display()))
         .arg(format_args!("--kubelet-client-key={}", kubelets.key.display()))
         .arg("--kubelet-preferred-address-types=InternalIP")
-        // Pods do not use tokens, and no controller creates the ServiceAccount `default`.
-        .arg("--disable-admission-plugins=ServiceAccount")
         .arg("--allow-privileged=true");
+    spec = match credentials.pod_address {
+        Some(address) => {
+            spec.arg("--bind-address=0.0.0.0").arg(format_args!("--advertise-address={}", address.ip()))
+        }
+        // Pods do not use tokens, and no controller creates the ServiceAccount `default`.
+        None => spec
+            .arg("--bind-address=127.0.0.1")
+            .arg("--advertise-address=127.0.0.1")
+            .arg("--disable-admission-plugins=ServiceAccount"),
+    };
     if !options.is_unaudited {
         let policy = credentials.directory.join("audit.json");
         fs::write(&policy, audit::policy(options.has_audited_bodies))?;
@@ -504,6 +527,14 @@ fn apiserver_command(
             .arg("--max-mutating-requests-inflight=3000");
     }
     Ok(spec)
+}
+
+/// The address of this machine on the network of its default route, which is also the address of its kubelets.
+fn machine_address() -> Result<IpAddr> {
+    // Nothing is sent: the address belongs to no machine (RFC 5737).
+    let socket = UdpSocket::bind("0.0.0.0:0")?;
+    socket.connect("192.0.2.1:9").context("this machine has no default route, which pods need")?;
+    Ok(socket.local_addr()?.ip())
 }
 
 /// A client from a kubeconfig file. It does not retry.

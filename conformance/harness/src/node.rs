@@ -26,6 +26,8 @@ const READY_TIMEOUT: Duration = Duration::from_secs(180);
 /// State directory of the first node's containerd; further nodes append a suffix. Every containerd creates
 /// the sockets of its shims below this directory. It is in the tmpfs of the run.
 const CONTAINERD_STATE: &str = "/run/containerd";
+/// kubelet's default root. In a run, `/var/lib` is in memory.
+const DEFAULT_KUBELET_ROOT: &str = "/var/lib/kubelet";
 /// Size of the disk of kubelet's root in bytes.
 const DISK_BYTES: u64 = 1 << 30;
 
@@ -45,6 +47,7 @@ struct NodePaths {
 }
 
 impl NodePaths {
+    /// The paths of the node `number` of a run.
     fn new(run: &SuiteRun, number: u8) -> Self {
         let suffix = if number == 0 { String::new() } else { format!("-{number}") };
         Self {
@@ -111,6 +114,15 @@ impl KubeletNode {
         Self::start_with(run, plane, name, 0, true).await
     }
 
+    /// As [`start`](Self::start), with kubelet's default root, [`DEFAULT_KUBELET_ROOT`].
+    ///
+    /// # Errors
+    /// As [`start`](Self::start).
+    pub async fn start_at_default_root(run: &SuiteRun, plane: &ControlPlane, name: &str) -> Result<Self> {
+        let paths = NodePaths { root: DEFAULT_KUBELET_ROOT.into(), ..NodePaths::new(run, 0) };
+        Self::start_in(run, plane, name, paths, false).await
+    }
+
     async fn start_with(
         run: &SuiteRun,
         plane: &ControlPlane,
@@ -118,7 +130,16 @@ impl KubeletNode {
         number: u8,
         has_disk: bool,
     ) -> Result<Self> {
-        let paths = NodePaths::new(run, number);
+        Self::start_in(run, plane, name, NodePaths::new(run, number), has_disk).await
+    }
+
+    async fn start_in(
+        run: &SuiteRun,
+        plane: &ControlPlane,
+        name: &str,
+        paths: NodePaths,
+        has_disk: bool,
+    ) -> Result<Self> {
         fs::create_dir_all(paths.directory.join("cni"))?;
         fs::write(paths.directory.join("cni/10-conformance.conflist"), cni_config(&paths).to_string())?;
         let containerd = start_containerd(run, &paths).await?;
@@ -130,6 +151,15 @@ impl KubeletNode {
         let mut node = Self { name: name.to_owned(), paths, has_disk, containerd, kubelet };
         node.wait_ready(plane).await?;
         Ok(node)
+    }
+
+    /// Imports the images of an archive, in the format of Docker or OCI.
+    ///
+    /// # Errors
+    /// If containerd rejects the archive.
+    pub(crate) async fn import_images(&self, run: &SuiteRun, archive: &Path) -> Result<()> {
+        self.paths.ctr(run, &["images", "import", &archive.display().to_string()]).await?;
+        Ok(())
     }
 
     /// kubelet's root directory.

@@ -132,7 +132,7 @@ impl Proxy {
 }
 
 fn tls(plane: &ControlPlane) -> Result<TlsAcceptor> {
-    let pair = plane.authority().server("proxy")?;
+    let pair = plane.authority().server("proxy", &[])?;
     let chain = CertificateDer::pem_file_iter(&pair.certificate)?.collect::<Result<Vec<_>, _>>()?;
     let provider = Arc::new(rustls::crypto::ring::default_provider());
     let mut config = rustls::ServerConfig::builder_with_provider(provider)

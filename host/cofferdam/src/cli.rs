@@ -96,44 +96,63 @@ pub(crate) struct DevFlags {
 #[derive(Debug, Subcommand)]
 pub(crate) enum RenderCommand {
     /// Print a service account with exactly the permissions that the roles use
-    Rbac {
-        /// Role that runs under the account; repeat it for more: provisioner, attacher, resizer,
-        /// pv-controller, protection, attach-detach, node, registrar, liveness, csi-server [default: the
-        /// first six]
-        #[arg(long, value_name = "ROLE")]
-        role: Vec<String>,
+    Rbac(RbacCommand),
+    /// Print ValidatingAdmissionPolicies that restrict the account of a node-local driver to the node of its
+    /// process, for the topology key topology.cofferdam.dev/node; apply them before the permissions
+    AdmissionPolicy {
+        /// Name of the driver
+        #[arg(long, value_name = "NAME")]
+        driver: String,
 
-        /// Placement of the drivers' storage
-        #[arg(long, value_enum, default_value_t, value_name = "PLACEMENT")]
-        drivers: DriverPlacementArg,
-
-        /// Namespace of the account and of the intent journal; pass the same to run, whose default differs
+        /// Namespace of the account
         #[arg(long, value_name = "NAME", default_value = "cofferdam")]
         namespace: String,
 
         /// Name of the account
         #[arg(long, value_name = "NAME", default_value = "cofferdam")]
         service_account: String,
-
-        /// Omit the account, for one that another manifest creates; roles and bindings remain
-        #[arg(long)]
-        without_service_account: bool,
-
-        /// Namespace of the Leases, as in the argument of that name of run and of the sidecars [default: that
-        /// of --namespace]
-        #[arg(long, value_name = "NAME")]
-        leader_election_namespace: Option<String>,
-
-        /// Namespace of the Secrets that StorageClasses and PersistentVolumes may name; repeat it for more;
-        /// * for every namespace, an empty value for none. Pass the same to run [default: that of --namespace]
-        #[arg(long, value_name = "NAMESPACE", value_delimiter = ',')]
-        secret_namespaces: Vec<String>,
-
-        /// Secret that the account may read; repeat it for more. It replaces --secret-namespaces; without it,
-        /// the account of a driver on nodes reads no Secret
-        #[arg(long, value_name = "NAMESPACE/NAME", conflicts_with = "secret_namespaces")]
-        secret: Vec<String>,
     },
+}
+
+/// Flags of `render rbac`.
+#[derive(Debug, Args)]
+pub(crate) struct RbacCommand {
+    /// Role that runs under the account; repeat it for more: provisioner, attacher, resizer,
+    /// pv-controller, protection, attach-detach, node, registrar, liveness, csi-server [default: the
+    /// first six]
+    #[arg(long, value_name = "ROLE")]
+    pub(crate) role: Vec<String>,
+
+    /// Placement of the drivers' storage
+    #[arg(long, value_enum, default_value_t, value_name = "PLACEMENT")]
+    pub(crate) drivers: DriverPlacementArg,
+
+    /// Namespace of the account and of the intent journal; pass the same to run, whose default differs
+    #[arg(long, value_name = "NAME", default_value = "cofferdam")]
+    pub(crate) namespace: String,
+
+    /// Name of the account
+    #[arg(long, value_name = "NAME", default_value = "cofferdam")]
+    pub(crate) service_account: String,
+
+    /// Omit the account, for one that another manifest creates; roles and bindings remain
+    #[arg(long)]
+    pub(crate) without_service_account: bool,
+
+    /// Namespace of the Leases, as in the argument of that name of run and of the sidecars [default: that
+    /// of --namespace]
+    #[arg(long, value_name = "NAME")]
+    pub(crate) leader_election_namespace: Option<String>,
+
+    /// Namespace of the Secrets that StorageClasses and PersistentVolumes may name; repeat it for more;
+    /// * for every namespace, an empty value for none. Pass the same to run [default: that of --namespace]
+    #[arg(long, value_name = "NAMESPACE", value_delimiter = ',')]
+    pub(crate) secret_namespaces: Vec<String>,
+
+    /// Secret that the account may read; repeat it for more. It replaces --secret-namespaces; without it,
+    /// the account of a driver on nodes reads no Secret
+    #[arg(long, value_name = "NAMESPACE/NAME", conflicts_with = "secret_namespaces")]
+    pub(crate) secret: Vec<String>,
 }
 
 /// Placement of the drivers' storage, which determines the permissions to read nodes.
@@ -181,6 +200,11 @@ pub(crate) struct StatusFlags {
     /// Show only this driver
     #[arg(long, value_name = "NAME")]
     pub(crate) driver: Option<String>,
+
+    /// Fail if PersistentVolumes, VolumeAttachments or open requests need the driver, in place of the status;
+    /// for use before it is removed
+    #[arg(long, requires = "driver")]
+    pub(crate) require_unused: bool,
 
     /// Age after which a waiting operation counts as stuck
     #[arg(long, value_name = "DURATION", default_value = "5m")]

@@ -1,6 +1,8 @@
 //! Cofferdam: Kubernetes persistent storage from one binary.
 #![forbid(unsafe_code)]
 
+#[cfg(test)]
+mod chart_tests;
 mod cli;
 mod client;
 mod commands;

@@ -62,11 +62,7 @@ impl AsyncRead for GatedStream {
 }
 
 impl AsyncWrite for GatedStream {
-    fn poll_write(
-        mut self: Pin<&mut Self>,
-        cx: &mut Context<'_>,
-        bytes: &[u8],
-    ) -> Poll<io::Result<usize>> {
+    fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
         self.gate.check()?;
         Pin::new(&mut self.stream).poll_write(cx, bytes)
     }

@@ -222,6 +222,7 @@ pub(super) async fn measure(
         is_unaudited: true,
         node_monitor_grace: None,
         has_audited_bodies: false,
+        serves_pods: false,
     };
     let plane = ControlPlane::start(run, options).await?;
     let client = plane.client().clone();

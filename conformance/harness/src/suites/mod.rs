@@ -8,6 +8,7 @@ mod csi_sanity;
 mod differential;
 mod driver;
 mod faults;
+mod install;
 mod interop;
 mod kubectl;
 mod node;
@@ -130,6 +131,14 @@ pub const SUITES: &[Suite] = &[
         limit: MINUTE.saturating_mul(25),
         lane: SuiteLane::Main,
         run: |run| Box::pin(pods::run(run)),
+    },
+    Suite {
+        name: "install",
+        description: "the chart and the images on a real kubelet: install, use, upgrade and roll back under \
+             load, uninstall",
+        limit: MINUTE.saturating_mul(20),
+        lane: SuiteLane::Main,
+        run: |run| Box::pin(install::run(run)),
     },
     Suite {
         name: "node-shutdown",

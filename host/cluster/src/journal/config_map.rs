@@ -12,11 +12,11 @@ pub const JOURNAL_LABEL: &str = "cofferdam.dev/journal";
 pub const JOURNAL_LABEL_VALUE: &str = "intents";
 /// Prefix of the ConfigMaps' names. The driver's name and the number of the shard follow, and between them
 /// the digest of a node's name.
-const NAME_PREFIX: &str = "cofferdam-intents-";
+pub const NAME_PREFIX: &str = "cofferdam-intents-";
 /// Hexadecimal digits of the digest of a node's name.
 const NODE_DIGEST_LENGTH: usize = 16;
 /// Annotation of the ConfigMaps of a node's journal: the node's name.
-pub(super) const NODE_ANNOTATION: &str = "cofferdam.dev/node";
+pub const NODE_ANNOTATION: &str = "cofferdam.dev/node";
 /// Annotation with the format of the intents. ConfigMaps of older versions have none, and format 1.
 pub(super) const FORMAT_ANNOTATION: &str = "cofferdam.dev/journal-format";
 /// The format that this version reads and writes. A field that older versions can ignore does not change it:

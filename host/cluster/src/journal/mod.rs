@@ -29,7 +29,9 @@ mod run;
 mod shard;
 mod state;
 
-pub use config_map::{JOURNAL_LABEL, JOURNAL_LABEL_VALUE, driver_of_config_map};
+pub use config_map::{
+    JOURNAL_LABEL, JOURNAL_LABEL_VALUE, NAME_PREFIX, NODE_ANNOTATION, driver_of_config_map,
+};
 pub use error::JournalError;
 pub use intent::{Intent, IntentClass, IntentSecrets};
 pub use loss::{LossReports, LostJournals};

@@ -1,5 +1,7 @@
 //! `cofferdam render`: manifests to apply before the roles run in a cluster.
 
+mod admission_policy;
+
 use std::collections::{BTreeMap, BTreeSet};
 
 use cofferdam_cluster::SecretNamespaces;
@@ -12,10 +14,11 @@ use cofferdam_domain::dns::{is_dns_label, is_dns_subdomain};
 use serde_json::{Value, json};
 
 use crate::{
-    cli::{DriverPlacementArg, RenderCommand},
+    cli::{DriverPlacementArg, RbacCommand, RenderCommand},
     config::{NodeRole, Roles, SecretNamespaceList},
     error::CommandError,
 };
+pub(crate) use admission_policy::{AdmissionTarget, admission_policies};
 
 const RBAC_API_GROUP: &str = "rbac.authorization.k8s.io";
 
@@ -44,7 +47,25 @@ impl From<RenderError> for CommandError {
 /// # Errors
 /// [`CommandError`] for an unknown role or an invalid name.
 pub(crate) fn render(command: &RenderCommand) -> Result<String, CommandError> {
-    let RenderCommand::Rbac {
+    match command {
+        RenderCommand::Rbac(command) => render_rbac(command),
+        RenderCommand::AdmissionPolicy { driver, namespace, service_account } => {
+            check_namespace("--namespace", namespace)?;
+            check_service_account(service_account)?;
+            if !is_dns_subdomain(driver) {
+                let message = format!(
+                    "--driver: {driver:?}; expected the name of a CSI driver, such as pool.example.com"
+                );
+                return Err(RenderError::Argument(message).into());
+            }
+            let target = AdmissionTarget { driver, namespace, service_account };
+            to_yaml(&admission_policies(&target))
+        }
+    }
+}
+
+fn render_rbac(command: &RbacCommand) -> Result<String, CommandError> {
+    let RbacCommand {
         role,
         drivers,
         namespace,
@@ -57,13 +78,7 @@ pub(crate) fn render(command: &RenderCommand) -> Result<String, CommandError> {
     check_namespace("--namespace", namespace)?;
     let lease_namespace = leader_election_namespace.as_ref().unwrap_or(namespace);
     check_namespace("--leader-election-namespace", lease_namespace)?;
-    if !is_dns_subdomain(service_account) {
-        return Err(RenderError::Argument(format!(
-            "--service-account: {service_account:?}; expected at most 253 lower-case letters, digits, dashes \
-             and dots, with a letter or digit at both ends of each part"
-        ))
-        .into());
-    }
+    check_service_account(service_account)?;
     let mut roles = Roles::default();
     match role.is_empty() {
         true => roles.cluster = Role::ALL.into(),
@@ -88,9 +103,22 @@ pub(crate) fn render(command: &RenderCommand) -> Result<String, CommandError> {
     if !without_service_account {
         objects.insert(0, service_account_object(namespace, service_account));
     }
-    let text =
-        serde_saphyr::to_string_multiple(&objects).map_err(|error| RenderError::Yaml(error.to_string()))?;
-    Ok(format!("{}{text}", header_comment(namespace)))
+    Ok(format!("{}{}", header_comment(namespace), to_yaml(&objects)?))
+}
+
+fn to_yaml(objects: &[Value]) -> Result<String, CommandError> {
+    let text = serde_saphyr::to_string_multiple(objects);
+    Ok(text.map_err(|error| RenderError::Yaml(error.to_string()))?)
+}
+
+fn check_service_account(name: &str) -> Result<(), RenderError> {
+    match is_dns_subdomain(name) {
+        true => Ok(()),
+        false => Err(RenderError::Argument(format!(
+            "--service-account: {name:?}; expected at most 253 lower-case letters, digits, dashes and dots, \
+             with a letter or digit at both ends of each part"
+        ))),
+    }
 }
 
 fn check_namespace(flag: &str, namespace: &str) -> Result<(), RenderError> {
@@ -157,7 +185,7 @@ fn header_comment(namespace: &str) -> String {
 
 /// RBAC rules of a process with these Cofferdam roles. Without a role that reconciles the cluster, the
 /// process reads at most its Node.
-fn rules(roles: &Roles, placement: DriverPlacementArg) -> Vec<PolicyRule> {
+pub(crate) fn rules(roles: &Roles, placement: DriverPlacementArg) -> Vec<PolicyRule> {
     let mut rules = match roles.cluster.is_empty() {
         true => Vec::new(),
         false => table::rbac_rules(&roles.cluster, placement.into()),
@@ -273,7 +301,7 @@ fn objects(rules: RoleRules, namespace: &str, account: &str) -> Vec<Value> {
 }
 
 /// A rule in the API's form, restricted to objects of these names if there are any.
-fn rule_value(rule: &PolicyRule, names: &[&str]) -> Value {
+pub(crate) fn rule_value(rule: &PolicyRule, names: &[&str]) -> Value {
     let mut value = json!({
         "apiGroups": [rule.group],
         "resources": [rule.resource],
@@ -309,7 +337,7 @@ mod tests {
         secrets: &[&str],
     ) -> Result<String, CommandError> {
         let texts = |texts: &[&str]| texts.iter().map(|text| (*text).to_owned()).collect();
-        let command = RenderCommand::Rbac {
+        let command = RenderCommand::Rbac(RbacCommand {
             role: texts(role),
             drivers,
             namespace: namespace.to_owned(),
@@ -318,7 +346,7 @@ mod tests {
             without_service_account: false,
             secret_namespaces: texts(secret_namespaces),
             secret: texts(secrets),
-        };
+        });
         render(&command)
     }
 
@@ -350,9 +378,35 @@ mod tests {
     }
 
     #[test]
+    fn the_policies_name_the_account_and_the_driver() {
+        let command = |driver: &str, namespace: &str| RenderCommand::AdmissionPolicy {
+            driver: driver.to_owned(),
+            namespace: namespace.to_owned(),
+            service_account: "pool".to_owned(),
+        };
+        let text = render(&command("pool.example.com", "storage")).unwrap();
+        let documents: Vec<Value> = serde_saphyr::from_multiple(&text).unwrap();
+        let kinds: Vec<_> = documents.iter().map(|object| object["kind"].as_str().unwrap()).collect();
+        let one = ["ValidatingAdmissionPolicy", "ValidatingAdmissionPolicyBinding"];
+        assert_eq!(kinds, [one, one, one].concat());
+        for pair in documents.chunks(2) {
+            assert_eq!(pair[0]["metadata"]["name"], pair[1]["spec"]["policyName"]);
+            let condition = pair[0]["spec"]["matchConditions"][0]["expression"].as_str().unwrap();
+            assert!(condition.contains("'system:serviceaccount:storage:pool'"), "{condition}");
+        }
+        assert!(documents[0].to_string().contains("o.spec.csi.driver == 'pool.example.com'"));
+        for (driver, namespace, expected) in
+            [("pool'", "storage", "--driver"), ("pool.example.com", "a.b", "--namespace")]
+        {
+            let error = render(&command(driver, namespace)).unwrap_err().to_string();
+            assert!(error.contains(expected), "{error}");
+        }
+    }
+
+    #[test]
     fn the_leases_may_have_a_namespace_of_their_own() {
         let render_with = |lease_namespace: &str| {
-            render(&RenderCommand::Rbac {
+            render(&RenderCommand::Rbac(RbacCommand {
                 role: vec!["attacher".to_owned()],
                 drivers: DriverPlacementArg::Central,
                 namespace: "storage".to_owned(),
@@ -361,7 +415,7 @@ mod tests {
                 without_service_account: false,
                 secret_namespaces: Vec::new(),
                 secret: Vec::new(),
-            })
+            }))
         };
         let documents: Vec<Value> =
             serde_saphyr::from_multiple(&render_with("kube-system").unwrap()).unwrap();
@@ -381,7 +435,7 @@ mod tests {
     #[test]
     fn the_service_account_is_omitted_on_request() {
         let render_with = |without_service_account| {
-            let text = render(&RenderCommand::Rbac {
+            let text = render(&RenderCommand::Rbac(RbacCommand {
                 role: vec!["attacher".to_owned()],
                 drivers: DriverPlacementArg::Central,
                 namespace: "storage".to_owned(),
@@ -390,7 +444,7 @@ mod tests {
                 leader_election_namespace: None,
                 secret_namespaces: Vec::new(),
                 secret: Vec::new(),
-            });
+            }));
             serde_saphyr::from_multiple::<Value>(&text.unwrap()).unwrap()
         };
         let with_account = render_with(false);
@@ -530,7 +584,7 @@ mod tests {
     #[test]
     fn service_accounts_have_longer_names_than_namespaces() {
         let render = |account: &str| {
-            let command = RenderCommand::Rbac {
+            let command = RenderCommand::Rbac(RbacCommand {
                 role: Vec::new(),
                 drivers: DriverPlacementArg::Central,
                 namespace: "storage".to_owned(),
@@ -539,7 +593,7 @@ mod tests {
                 without_service_account: false,
                 secret_namespaces: Vec::new(),
                 secret: Vec::new(),
-            };
+            });
             render(&command)
         };
         assert!(render("csi.array.example").unwrap().contains("name: csi.array.example"));

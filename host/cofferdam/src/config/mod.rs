@@ -33,10 +33,12 @@ pub(crate) use flags::{CliValues, ConnectionSelection, DevSelection, RunSelectio
 pub(crate) use origin::ValueOrigin;
 pub(crate) use role::{NodeRole, Roles, ServerRole};
 pub(crate) use settings::{Configuration, SETTINGS};
+#[cfg(test)]
+pub(crate) use settings::{Setting, SettingDefault};
 pub(crate) use source::{backend_name, check_backend_location};
 pub(crate) use value::{CompilationCache, HttpEndpoint, LogFormat, MetricsPath, SecretNamespaceList};
 
-use settings::ValueKind;
+pub(crate) use settings::ValueKind;
 use source::{ConfigSource, ConfigSourceKind, Defaults};
 
 use crate::{style::TerminalText, table::TextTable};

@@ -46,13 +46,23 @@ pub(crate) enum StatusError {
         "driver {0} is not in the cluster: expected a CSIDriver, a class, a volume or a node that names it"
     )]
     UnknownDriver(String),
+    #[error(
+        "the driver {driver} is in use: {users}; expected none of them. Delete the claims and wait until \
+         their volumes are deleted, or keep the driver installed"
+    )]
+    InUse { driver: String, users: String },
+    #[error("cannot find out if the driver {driver} is in use: this account may not list {resources}")]
+    UseUnknown { driver: String, resources: String },
 }
 
 impl From<StatusError> for CommandError {
     fn from(error: StatusError) -> Self {
         match error {
             StatusError::StuckAfter(_) => Self::Usage(Box::new(error)),
-            StatusError::List { .. } | StatusError::UnknownDriver(_) => Self::Other(Box::new(error)),
+            StatusError::List { .. }
+            | StatusError::UnknownDriver(_)
+            | StatusError::InUse { .. }
+            | StatusError::UseUnknown { .. } => Self::Other(Box::new(error)),
         }
     }
 }
@@ -71,6 +81,9 @@ pub(crate) async fn run(
     let objects = list_objects(&cluster, &ReportScope::from_flags(&flags.reports, &cluster)).await?;
     let now = Timestamp::now();
     let mut status = summary::ClusterStatus::from_objects(&objects, now, stuck_after.get());
+    if let Some(driver) = flags.driver.as_ref().filter(|_| flags.require_unused) {
+        return Ok((TerminalText::from_lines(&ensure_unused(&status, driver)?), true));
+    }
     if let Some(driver) = flags.driver {
         status.drivers.retain(|status| status.driver.as_ref() == Some(&driver));
         if status.drivers.is_empty() {
@@ -84,6 +97,27 @@ pub(crate) async fn run(
         OutputFormat::Json => TerminalText::from_json(&serde_json::json!(status)),
     };
     Ok((text, true))
+}
+
+/// Resources whose objects need their driver.
+const USERS_OF_DRIVERS: [&str; 3] = ["persistentvolumes", "volumeattachments", "configmaps"];
+
+/// Checks that nothing needs a driver: no PersistentVolume, no VolumeAttachment, and no intent of its journal.
+fn ensure_unused(status: &summary::ClusterStatus, driver: &str) -> Result<String, StatusError> {
+    let unknown: Vec<&str> =
+        status.forbidden.iter().copied().filter(|resource| USERS_OF_DRIVERS.contains(resource)).collect();
+    let users: Vec<String> = status
+        .drivers
+        .iter()
+        .filter(|status| status.driver.as_deref() == Some(driver))
+        .flat_map(summary::DriverStatus::users)
+        .collect();
+    let driver = driver.to_owned();
+    match (users.is_empty(), unknown.is_empty()) {
+        (false, _) => Err(StatusError::InUse { driver, users: users.join(", ") }),
+        (true, false) => Err(StatusError::UseUnknown { driver, resources: unknown.join(", ") }),
+        (true, true) => Ok(format!("the driver {driver} is not in use\n")),
+    }
 }
 
 /// Lists all objects, and the orphan reports of a scope. Kinds that the user may not list are skipped and

@@ -109,6 +109,21 @@ pub(super) struct DriverStatus {
     pub(super) errors: Vec<LastError>,
 }
 
+impl DriverStatus {
+    /// The objects that need the driver, by kind: `3 PersistentVolumes`. Empty if the driver can be removed.
+    pub(super) fn users(&self) -> Vec<String> {
+        [
+            (self.volumes.values().sum::<usize>(), "PersistentVolume"),
+            (self.attachments.values().sum(), "VolumeAttachment"),
+            (self.journals.iter().map(|journal| journal.intents).sum(), "open CreateVolume request"),
+        ]
+        .into_iter()
+        .filter(|(count, _)| *count > 0)
+        .map(|(count, kind)| format!("{count} {kind}{}", if count == 1 { "" } else { "s" }))
+        .collect()
+    }
+}
+
 /// Number of orphans in a driver's report of one namespace.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "camelCase")]

@@ -221,6 +221,36 @@ without a CSI driver
 }
 
 #[test]
+fn a_driver_is_in_use_while_volumes_attachments_or_intents_need_it() {
+    let check = |objects: &StatusObjects, driver: &str| {
+        let status = ClusterStatus::from_objects(objects, now(), Duration::from_secs(300));
+        super::ensure_unused(&status, driver).map_err(|error| error.to_string())
+    };
+    let mut objects = cluster();
+    let error = check(&objects, "array.example.com").unwrap_err();
+    assert!(
+        error.contains("array.example.com is in use: ") && error.contains("PersistentVolumes"),
+        "{error}"
+    );
+    check(&objects, "other.example.com").unwrap();
+    objects.volumes.clear();
+    objects.attachments.clear();
+    check(&objects, "array.example.com").unwrap();
+    objects.journals.push(JournalShard {
+        driver: "array.example.com".to_owned(),
+        namespace: "storage".to_owned(),
+        intents: vec![intent("data", None)],
+        undecodable: 1,
+    });
+    let error = check(&objects, "array.example.com").unwrap_err();
+    assert!(error.contains("is in use: 2 open CreateVolume requests;"), "{error}");
+    objects.journals.clear();
+    objects.forbidden = vec!["csinodes", "volumeattachments"];
+    let error = check(&objects, "array.example.com").unwrap_err();
+    assert!(error.ends_with("may not list volumeattachments"), "{error}");
+}
+
+#[test]
 fn status_as_json() {
     let status = json!(ClusterStatus::from_objects(&cluster(), now(), HOUR));
     let array = &status["drivers"][0];

@@ -1,0 +1,208 @@
+//! A component in a ConfigMap: installed, used, upgraded and rolled back under load, and uninstalled.
+
+use anyhow::{Context as _, Result, bail, ensure};
+use k8s_openapi::api::core::v1::{PersistentVolume, Pod};
+use kube::{
+    Api,
+    api::{DeleteParams, ListParams, PostParams},
+};
+use serde_json::{Value, json};
+
+use super::{
+    Cluster, NODE, TIMEOUT, VERSIONS,
+    helm::{Helm, HelmVersion, write_values},
+};
+use crate::{claims::Claims, pod, process, wait::until};
+
+const NAMESPACE: &str = "storage";
+const NODE_NAMESPACE: &str = "storage-node";
+/// Namespace of the claims and pods.
+const USERS: &str = "users";
+const RELEASE: &str = "memory";
+const DRIVER: &str = "memory.cofferdam.dev";
+/// Claims that are created while the release is upgraded, and while it is rolled back.
+const CLAIMS: usize = 100;
+/// Maximum size in bytes of a volume on the node. The claims request 1 GiB.
+const MAX_TMPFS_BYTES: u64 = 1 << 30;
+/// Text in the volume of the pod that runs all the time.
+const TEXT: &str = "written before the upgrade";
+
+pub(super) async fn install(cluster: &Cluster<'_>) -> Result<()> {
+    let helm = Helm::new(cluster.run, cluster.plane, HelmVersion::Three)?;
+    cluster.create_restricted_namespace(NAMESPACE).await?;
+    let component = cluster.run.directory().join("memory.wasm");
+    std::fs::write(&component, cofferdam_carried::MEMORY)?;
+    let component = component.display().to_string();
+    let from_file = format!("--from-file=memory.wasm={component}");
+    cluster.kubectl.run(&["create", "configmap", "memory", "--namespace", NAMESPACE, &from_file]).await?;
+    let manifest = cluster.run.directory().join("manifest.json");
+    let inspected = ["backend", "inspect", &component, "--output", "manifest"];
+    std::fs::write(&manifest, process::run_to_completion(cluster.run.program(), &inspected).await?)?;
+    create_state_volume(cluster).await?;
+
+    let values = write_values(cluster.run, "component-values", &values(cluster)?)?;
+    let manifest = format!("driver.manifest={}", manifest.display());
+    let release = ["--namespace", NAMESPACE, "--values", &values, "--set-file", &manifest];
+    let started = tokio::time::Instant::now();
+    helm.run(&[&["install", RELEASE, "CHART"], release.as_slice()].concat()).await?;
+    let namespaces = [NAMESPACE, NODE_NAMESPACE];
+    cluster.wait_available(&namespaces, RELEASE).await?;
+    cluster.run.add_note(&format!("a component is ready after {:.1} s", started.elapsed().as_secs_f64()))?;
+
+    let claims = Claims::with_class(cluster.client(), USERS, "memory").await?;
+    claims.create(0..1).await?;
+    start_pod(cluster, "claim-0").await?;
+
+    let tag = format!("image.tag={}", VERSIONS[1]);
+    let upgrade = [&["upgrade", RELEASE, "CHART"], release.as_slice(), &["--set", &tag]].concat();
+    under_load(&claims, 1..1 + CLAIMS, async {
+        helm.run(&upgrade).await?;
+        cluster.wait_available(&namespaces, RELEASE).await
+    })
+    .await
+    .context("upgrade")?;
+    ensure_image(cluster, VERSIONS[1]).await?;
+    under_load(&claims, 1 + CLAIMS..1 + 2 * CLAIMS, async {
+        helm.run(&["rollback", RELEASE, "--namespace", NAMESPACE]).await?;
+        cluster.wait_available(&namespaces, RELEASE).await
+    })
+    .await
+    .context("rollback")?;
+    ensure_image(cluster, VERSIONS[0]).await?;
+    ensure_pod_unchanged(cluster).await?;
+
+    let uninstall = ["uninstall", RELEASE, "--namespace", NAMESPACE];
+    match helm.run(&uninstall).await {
+        Ok(output) => bail!("the release with {} volumes is uninstalled: {output}", 1 + 2 * CLAIMS),
+        Err(error) => cluster.run.add_note(&format!("helm uninstall: {}", last_line(&format!("{error:#}"))))?,
+    }
+    Api::<Pod>::namespaced(cluster.client().clone(), USERS).delete("user", &DeleteParams::default()).await?;
+    claims.delete(0..1 + 2 * CLAIMS).await?;
+    until("no volume is left", TIMEOUT, async || {
+        let volumes: Api<PersistentVolume> = Api::all(cluster.client().clone());
+        let left = volumes.list(&ListParams::default()).await?.items.into_iter();
+        let left: Vec<_> = left.filter(|volume| volume.spec.as_ref().is_some_and(|spec| spec.csi.is_some())).collect();
+        ensure!(left.is_empty(), "{} PersistentVolumes", left.len());
+        Ok(())
+    })
+    .await?;
+    helm.run(&uninstall).await?;
+    cluster.ensure_nothing_left(RELEASE).await
+}
+
+/// The values, which name the driver. Its state is on a volume, so that it survives an upgrade.
+fn values(cluster: &Cluster<'_>) -> Result<Value> {
+    let mut values = cluster.values()?;
+    let fields = values.as_object_mut().context("values")?;
+    fields.insert(
+        "driver".to_owned(),
+        json!({
+            "name": DRIVER,
+            "component": {"configMap": {"name": "memory", "key": "memory.wasm"}},
+            "settings": {"nodes": NODE, "capacity": "1Ti"},
+            "state": {"file": "/var/lib/cofferdam/state.db"},
+        }),
+    );
+    fields.insert(
+        "controller".to_owned(),
+        json!({
+            "volumes": [{"name": "state", "persistentVolumeClaim": {"claimName": "state"}}],
+            "volumeMounts": [{"name": "state", "mountPath": "/var/lib/cofferdam"}],
+        }),
+    );
+    let policy = json!({"connection-kinds": ["tmpfs"], "tmpfs-max-bytes": MAX_TMPFS_BYTES});
+    fields.insert("node".to_owned(), json!({"settings": {"node": policy}}));
+    fields.insert("storageClasses".to_owned(), json!([{"name": "memory", "volumeBindingMode": "Immediate"}]));
+    Ok(values)
+}
+
+/// Creates a claim of the controller's namespace, bound to a directory of the node.
+async fn create_state_volume(cluster: &Cluster<'_>) -> Result<()> {
+    let directory = cluster.run.scratch().join("state");
+    std::fs::create_dir_all(&directory)?;
+    std::os::unix::fs::chown(&directory, Some(65532), Some(65532))?;
+    let capacity = json!({"storage": "64Mi"});
+    let objects = [
+        json!({
+            "apiVersion": "v1", "kind": "PersistentVolume", "metadata": {"name": "state"},
+            "spec": {
+                "capacity": capacity, "accessModes": ["ReadWriteOnce"], "storageClassName": "none",
+                "claimRef": {"namespace": NAMESPACE, "name": "state"},
+                "hostPath": {"path": directory}, "persistentVolumeReclaimPolicy": "Retain",
+            },
+        }),
+        json!({
+            "apiVersion": "v1", "kind": "PersistentVolumeClaim",
+            "metadata": {"name": "state", "namespace": NAMESPACE},
+            "spec": {
+                "resources": {"requests": capacity}, "accessModes": ["ReadWriteOnce"],
+                "storageClassName": "none", "volumeName": "state",
+            },
+        }),
+    ];
+    let file = cluster.run.directory().join("state-volume.json");
+    std::fs::write(&file, json!({"apiVersion": "v1", "kind": "List", "items": objects}).to_string())?;
+    cluster.kubectl.run(&["create", "--filename", &file.display().to_string()]).await?;
+    Ok(())
+}
+
+/// Creates claims while `change` runs, and waits until all are bound.
+async fn under_load(
+    claims: &Claims,
+    numbers: std::ops::Range<usize>,
+    change: impl Future<Output = Result<()>>,
+) -> Result<()> {
+    let load = async {
+        for number in numbers.clone() {
+            claims.create(number..number + 1).await?;
+        }
+        anyhow::Ok(())
+    };
+    tokio::try_join!(load, change)?;
+    claims.wait_bound(numbers.end, TIMEOUT).await
+}
+
+/// Starts a pod that writes to a volume and stays.
+async fn start_pod(cluster: &Cluster<'_>, claim: &str) -> Result<()> {
+    let script = format!("echo '{TEXT}' > {}/text; trap exit TERM; while :; do sleep 3600 & wait; done", pod::MOUNT_PATH);
+    let pods: Api<Pod> = Api::namespaced(cluster.client().clone(), USERS);
+    let pod = serde_json::from_value(pod::with_claim("user", claim, &script))?;
+    pods.create(&PostParams::default(), &pod).await?;
+    until("the pod runs", TIMEOUT, async || {
+        let status = pods.get("user").await?.status.context("no status")?;
+        let phase = status.phase.as_deref().unwrap_or_default();
+        let events = ["get", "events", "--namespace", USERS, "--field-selector", "type=Warning"];
+        ensure!(phase == "Running", "it is {phase}: {}", cluster.kubectl.run(&events).await?);
+        Ok(())
+    })
+    .await
+}
+
+/// Checks that the pod of [`start_pod`] has never restarted, and reads its volume.
+async fn ensure_pod_unchanged(cluster: &Cluster<'_>) -> Result<()> {
+    let status = Api::<Pod>::namespaced(cluster.client().clone(), USERS).get("user").await?.status;
+    let containers = status.and_then(|status| status.container_statuses).context("no status")?;
+    ensure!(containers.iter().all(|container| container.restart_count == 0), "{containers:?}");
+    let file = format!("{}/text", pod::MOUNT_PATH);
+    let text = cluster.kubectl.run(&["exec", "--namespace", USERS, "user", "--", "cat", &file]).await?;
+    ensure!(text.trim() == TEXT, "the volume has {text:?}");
+    Ok(())
+}
+
+/// Checks that the pods of the release have the image of a version.
+async fn ensure_image(cluster: &Cluster<'_>, version: &str) -> Result<()> {
+    for namespace in [NAMESPACE, NODE_NAMESPACE] {
+        let pods: Api<Pod> = Api::namespaced(cluster.client().clone(), namespace);
+        let pods = pods.list(&ListParams::default().labels(&format!("app.kubernetes.io/instance={RELEASE}"))).await?;
+        let pods = pods.items.into_iter().filter(|pod| pod.metadata.deletion_timestamp.is_none());
+        let images: Vec<String> =
+            pods.filter_map(|pod| pod.spec).flat_map(|spec| spec.containers).filter_map(|one| one.image).collect();
+        let tag = format!(":{version}");
+        ensure!(!images.is_empty() && images.iter().all(|image| image.ends_with(&tag)), "{namespace}: {images:?}");
+    }
+    Ok(())
+}
+
+fn last_line(text: &str) -> &str {
+    text.lines().rfind(|line| !line.trim().is_empty()).unwrap_or_default()
+}

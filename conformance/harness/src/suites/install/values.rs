@@ -1,0 +1,123 @@
+//! The cases of values in `deploy/helm/cases.yaml`: what Helm renders for them, or its error.
+
+use std::{collections::BTreeMap, fs};
+
+use anyhow::{Context as _, Result, bail, ensure};
+use serde::Deserialize;
+use serde_json::{Value, json};
+
+use super::helm::{Helm, HelmVersion, source_directory, write_values};
+use crate::run::SuiteRun;
+
+/// One case.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct ValuesCase {
+    name: String,
+    /// File of `deploy/helm/values` below the values, or `none`.
+    #[serde(default = "default_base")]
+    base: String,
+    #[serde(default)]
+    values: Value,
+    #[serde(default)]
+    args: Vec<String>,
+    /// Text of Helm's error; `None` if Helm renders the chart.
+    error: Option<String>,
+    #[serde(default)]
+    objects: Vec<ExpectedObject>,
+}
+
+/// A rendered object, or a value of it.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct ExpectedObject {
+    kind: String,
+    name: String,
+    /// JSON pointer.
+    path: Option<String>,
+    value: Option<Value>,
+    /// True if the object, or the value at the path, is absent.
+    #[serde(default)]
+    absent: bool,
+}
+
+fn default_base() -> String {
+    "component".to_owned()
+}
+
+/// Renders every case with every version of Helm.
+///
+/// # Errors
+/// With the name of the first case that does not give what it expects.
+pub(super) async fn check(run: &SuiteRun) -> Result<()> {
+    let directory = source_directory().join("deploy/helm");
+    let text = fs::read_to_string(directory.join("cases.yaml"))?;
+    let cases: Vec<ValuesCase> = serde_saphyr::from_str(&text).context("cases.yaml")?;
+    for version in HelmVersion::ALL {
+        let helm = Helm::without_cluster(run, version)?;
+        helm.run(&["lint", "--strict", "CHART", "--values", &base_file("component")])
+            .await
+            .with_context(|| format!("{} lint", version.program()))?;
+        for case in &cases {
+            check_case(run, &helm, case)
+                .await
+                .with_context(|| format!("{}: case {:?}", version.program(), case.name))?;
+        }
+    }
+    run.add_note(&format!("{} cases of values with helm 3 and helm 4", cases.len()))
+}
+
+fn base_file(name: &str) -> String {
+    source_directory().join(format!("deploy/helm/values/{name}.yaml")).display().to_string()
+}
+
+async fn check_case(run: &SuiteRun, helm: &Helm, case: &ValuesCase) -> Result<()> {
+    let values = if case.values.is_null() { json!({}) } else { case.values.clone() };
+    let values = write_values(run, "case", &values)?;
+    let base = base_file(&case.base);
+    let mut arguments = vec!["template", "my-array", "CHART", "--namespace", "storage"];
+    if case.base != "none" {
+        arguments.extend(["--values", &base]);
+    }
+    arguments.extend(["--values", &values]);
+    arguments.extend(case.args.iter().map(String::as_str));
+    match (helm.run(&arguments).await, &case.error) {
+        (Err(error), Some(expected)) => {
+            let error = format!("{error:#}");
+            ensure!(error.contains(expected.as_str()), "error {error:?}: expected {expected:?}");
+            Ok(())
+        }
+        (Ok(_), Some(expected)) => bail!("rendered: expected the error {expected:?}"),
+        (Err(error), None) => Err(error),
+        (Ok(text), None) => check_objects(&text, &case.objects),
+    }
+}
+
+fn check_objects(text: &str, expected: &[ExpectedObject]) -> Result<()> {
+    let documents: Vec<Value> = serde_saphyr::from_multiple(text)?;
+    let text_at = |object: &Value, path: &str| {
+        object.pointer(path).and_then(Value::as_str).unwrap_or_default().to_owned()
+    };
+    let objects: BTreeMap<(String, String), &Value> = documents
+        .iter()
+        .filter(|object| !object.is_null())
+        .map(|object| ((text_at(object, "/kind"), text_at(object, "/metadata/name")), object))
+        .collect();
+    ensure!(!objects.is_empty(), "no objects");
+    for ExpectedObject { kind, name, path, value, absent } in expected {
+        let object = objects.get(&(kind.clone(), name.clone()));
+        let found = match path {
+            None => object.copied(),
+            Some(path) => object.with_context(|| format!("no {kind} {name}"))?.pointer(path),
+        };
+        let place = format!("{kind} {name}{}", path.as_deref().unwrap_or_default());
+        match (found, value) {
+            (None, _) if *absent => {}
+            (Some(found), _) if *absent => bail!("{place} is {found}: expected none"),
+            (None, _) => bail!("{place} is absent"),
+            (Some(found), Some(value)) => ensure!(found == value, "{place} is {found}: expected {value}"),
+            (Some(_), None) => {}
+        }
+    }
+    Ok(())
+}

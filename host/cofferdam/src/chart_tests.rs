@@ -1,0 +1,216 @@
+//! The generated files of the chart: the RBAC rules of each role, and the schema of the values that are
+//! settings. The tests compare them with the declarations, and `make chart` writes them.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    env, fs,
+    path::{Path, PathBuf},
+};
+
+use cofferdam_controllers::{
+    Role,
+    rbac::{PolicyRule, RuleScope},
+};
+use cofferdam_node::NodePolicy;
+use serde::Deserialize as _;
+use serde_json::{Map, Value, json};
+
+use crate::{
+    cli::DriverPlacementArg,
+    commands::render::{AdmissionTarget, admission_policies, rule_value, rules},
+    config::{NodeRole, Roles, SETTINGS, Setting, SettingDefault, ValueKind},
+};
+
+/// Placements, as in `render rbac --drivers`.
+const PLACEMENTS: [(&str, DriverPlacementArg); 4] = [
+    ("central", DriverPlacementArg::Central),
+    ("node", DriverPlacementArg::Node),
+    ("node-labels", DriverPlacementArg::NodeLabels),
+    ("csi-node", DriverPlacementArg::CsiNode),
+];
+
+/// Settings that the chart derives from other values, or that have no meaning in a pod.
+const SET_BY_CHART: [&str; 18] = [
+    "role",
+    "backend",
+    "csi-address",
+    "csi-socket",
+    "kubeconfig",
+    "master",
+    "context",
+    "namespace",
+    "secret-namespaces",
+    "http-endpoint",
+    "metrics-address",
+    "node-deployment",
+    "manifest",
+    "csi-endpoint",
+    "node-name",
+    "kubelet-root",
+    "plugin-registration-path",
+    "health-port",
+];
+
+fn chart() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../deploy/helm/cofferdam")
+}
+
+/// Compares a file of the chart with its expected content. Writes it if `make chart` runs the test.
+fn check_file(path: &str, expected: &Value) {
+    let path = chart().join(path);
+    let expected = format!("{expected:#}\n");
+    if env::var_os("UPDATE_CHART").is_some() {
+        fs::write(&path, &expected).unwrap();
+    }
+    let found = fs::read_to_string(&path).unwrap_or_default();
+    assert!(found == expected, "{} is not up to date: run make chart", path.display());
+}
+
+fn roles(names: &[&str]) -> Roles {
+    let mut roles = Roles::default();
+    names.iter().for_each(|name| roles.insert(name).unwrap());
+    roles
+}
+
+/// The part of a chart's role to which a rule belongs.
+fn part(rule: &PolicyRule) -> &'static str {
+    match rule.scope {
+        RuleScope::Cluster => "cluster",
+        RuleScope::OwnNamespace if rule.is_for_leases() => "leases",
+        RuleScope::OwnNamespace => "namespace",
+        RuleScope::DriverSecrets => "secrets",
+    }
+}
+
+/// The rules of each part, as in `files/rbac.json`.
+fn parts(rules: &[PolicyRule]) -> BTreeMap<&'static str, Vec<Value>> {
+    let mut parts: BTreeMap<&str, Vec<Value>> = BTreeMap::new();
+    for rule in rules {
+        let names: Vec<&str> = rule.name.into_iter().collect();
+        parts.entry(part(rule)).or_default().push(rule_value(rule, &names));
+    }
+    parts
+}
+
+fn role_names() -> Vec<&'static str> {
+    Role::ALL.iter().map(|role| role.as_str()).chain(NodeRole::ALL.map(NodeRole::as_str)).collect()
+}
+
+#[test]
+fn the_rbac_rules_of_the_chart_are_those_of_the_roles() {
+    let of_role = |placement, role: &str| json!(parts(&rules(&roles(&[role]), placement)));
+    let of_placement = |placement| -> Value {
+        role_names()
+            .into_iter()
+            .map(|role| (role.to_owned(), of_role(placement, role)))
+            .collect::<Map<_, _>>()
+            .into()
+    };
+    let all: Map<_, _> =
+        PLACEMENTS.iter().map(|(name, placement)| ((*name).to_owned(), of_placement(*placement))).collect();
+    check_file("files/rbac.json", &all.into());
+}
+
+/// Verbs by scope, group, resource and name of a rule.
+type Verbs = BTreeMap<(RuleScope, &'static str, &'static str, Option<&'static str>), BTreeSet<&'static str>>;
+
+/// The chart merges the rules of its roles: this is right only if no combination of roles has further rules.
+#[test]
+fn the_rules_of_several_roles_are_the_union_of_those_of_each() {
+    let names = role_names();
+    for (placement_name, placement) in PLACEMENTS {
+        let verbs = |names: &[&str]| -> Verbs {
+            let rules = rules(&roles(names), placement);
+            rules
+                .into_iter()
+                .map(|rule| ((rule.scope, rule.group, rule.resource, rule.name), rule.verbs))
+                .collect()
+        };
+        for combination in 1..1_usize << names.len() {
+            let chosen: Vec<&str> = names
+                .iter()
+                .enumerate()
+                .filter_map(|(number, name)| (combination & (1 << number) != 0).then_some(*name))
+                .collect();
+            let mut union = Verbs::new();
+            for name in &chosen {
+                verbs(&[name])
+                    .into_iter()
+                    .for_each(|(key, verbs)| union.entry(key).or_default().extend(verbs));
+            }
+            assert_eq!(verbs(&chosen), union, "{placement_name}: {chosen:?}");
+        }
+    }
+}
+
+/// The fields of the policy of nodes.
+fn policy_fields() -> Vec<String> {
+    let unknown = json!({"": true});
+    let error = NodePolicy::deserialize(&unknown).unwrap_err().to_string();
+    let fields: Vec<String> = error.split('`').skip(1).step_by(2).map(str::to_owned).collect();
+    assert_eq!(fields.first().map(String::as_str), Some(""), "{error}");
+    assert!(fields.contains(&"connection-kinds".to_owned()), "{error}");
+    fields.into_iter().skip(1).collect()
+}
+
+/// The schema of a setting's value, or `None` for one that the chart sets.
+fn setting_schema(setting: &Setting) -> Option<Value> {
+    if SET_BY_CHART.contains(&setting.name.as_str()) {
+        return None;
+    }
+    let mut schema = match setting.kind {
+        ValueKind::Text(_) => json!({"type": "string"}),
+        ValueKind::Number(_) => json!({"type": "integer", "minimum": 0}),
+        ValueKind::Bool => json!({"type": "boolean"}),
+        ValueKind::List(_) => json!({"type": "array", "items": {"type": "string"}}),
+        ValueKind::Backends(_) => return None,
+        ValueKind::Table => {
+            let properties: Map<_, _> = policy_fields().into_iter().map(|field| (field, json!({}))).collect();
+            json!({"type": "object", "additionalProperties": false, "properties": properties})
+        }
+    };
+    let default = match setting.default {
+        SettingDefault::Unset => String::new(),
+        SettingDefault::Value(default) | SettingDefault::InDev(default, _) => format!(" (default {default})"),
+        SettingDefault::Computed(default) => format!(" (default: {default})"),
+    };
+    if let Some(fields) = schema.as_object_mut() {
+        fields.insert("description".to_owned(), format!("{}{default}", setting.help).into());
+    }
+    Some(schema)
+}
+
+#[test]
+fn the_schema_of_the_values_has_every_setting() {
+    for name in SET_BY_CHART {
+        assert!(SETTINGS.iter().any(|setting| setting.name == name), "{name} is no setting");
+    }
+    let properties: Map<_, _> = SETTINGS
+        .iter()
+        .filter_map(|setting| Some((setting.name.clone(), setting_schema(setting)?)))
+        .collect();
+    let base = fs::read_to_string(chart().join("schema/values.base.json")).unwrap();
+    let mut schema: Value = serde_json::from_str(&base).unwrap();
+    let definitions = schema.pointer_mut("/$defs").and_then(Value::as_object_mut).unwrap();
+    definitions.insert(
+        "settings".to_owned(),
+        json!({
+            "description": "Settings, by the keys of the configuration file: docs/configuration.md.",
+            "type": "object",
+            "additionalProperties": false,
+            "properties": properties,
+        }),
+    );
+    check_file("values.schema.json", &schema);
+}
+
+/// The chart replaces the three words.
+#[test]
+fn the_admission_policies_of_the_chart_are_those_of_render() {
+    let words = AdmissionTarget { driver: "DRIVER", namespace: "NAMESPACE", service_account: "ACCOUNT" };
+    check_file("files/admission-policies.json", &admission_policies(&words).into());
+    let text = Value::from(admission_policies(&words)).to_string();
+    let replaced = text.replace("DRIVER", "a.example").replace("NAMESPACE", "b").replace("ACCOUNT", "c");
+    let target = AdmissionTarget { driver: "a.example", namespace: "b", service_account: "c" };
+    assert_eq!(replaced, Value::from(admission_policies(&target)).to_string());
+}

@@ -1,0 +1,186 @@
+//! Policies that restrict the account of a node-local driver to the node of the process.
+//!
+//! RBAC has no rule that is restricted to a node. The token of a pod names the pod's node, and a
+//! ValidatingAdmissionPolicy compares it with the objects of a request.
+
+use cofferdam_cluster::{deletion_freeze::RESTORE_MARKER_NAME, journal};
+use cofferdam_domain::names::NODE_TOPOLOGY_KEY;
+use serde_json::{Value, json};
+
+const API_VERSION: &str = "admissionregistration.k8s.io/v1";
+/// Name of a policy without the driver's, and what it checks.
+const POLICIES: [(&str, fn(&AdmissionTarget<'_>) -> PolicyChecks); 3] = [
+    ("cofferdam-node-volumes", volume_checks),
+    ("cofferdam-node-claims", claim_checks),
+    ("cofferdam-node-configmaps", config_map_checks),
+];
+/// The node of the request's token. Kubernetes 1.32 and later name it in every token of a pod.
+const TOKEN_NODE: &str = "request.userInfo.?extra[?'authentication.kubernetes.io/node-name'][?0].orValue('')";
+/// The claim's annotation with the node that the scheduler selected.
+const SELECTED_NODE: &str = "volume.kubernetes.io/selected-node";
+
+/// The driver whose node accounts a policy restricts.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct AdmissionTarget<'a> {
+    /// The driver's name.
+    pub(crate) driver: &'a str,
+    /// The namespace of the account.
+    pub(crate) namespace: &'a str,
+    /// The name of the account.
+    pub(crate) service_account: &'a str,
+}
+
+/// Requests that a policy checks, and its conditions for them.
+struct PolicyChecks {
+    operations: &'static [&'static str],
+    resources: &'static [&'static str],
+    /// A CEL expression, and the message if it is false.
+    validations: Vec<(String, String)>,
+}
+
+/// The policies of a driver's node account, each with its binding.
+pub(crate) fn admission_policies(target: &AdmissionTarget<'_>) -> Vec<Value> {
+    POLICIES.iter().flat_map(|(name, checks)| policy_and_binding(name, checks(target), target)).collect()
+}
+
+fn policy_and_binding(name: &str, checks: PolicyChecks, target: &AdmissionTarget<'_>) -> [Value; 2] {
+    let AdmissionTarget { driver, namespace, service_account } = target;
+    let name = format!("{name}.{driver}");
+    let token = json!({
+        "expression": "variables.node != ''",
+        "message": "the token names no node: expected a token of a pod, with \
+                    authentication.kubernetes.io/node-name",
+    });
+    let of_objects = checks.validations.into_iter().map(|(expression, message)| {
+        let text = format!("'{message}; the token is of the node ' + variables.node");
+        json!({"expression": expression, "message": message, "messageExpression": text})
+    });
+    let validations: Vec<Value> = [token].into_iter().chain(of_objects).collect();
+    let policy = json!({
+        "apiVersion": API_VERSION,
+        "kind": "ValidatingAdmissionPolicy",
+        "metadata": {"name": name},
+        "spec": {
+            "failurePolicy": "Fail",
+            "matchConstraints": {"resourceRules": [{
+                "apiGroups": [""],
+                "apiVersions": ["v1"],
+                "operations": checks.operations,
+                "resources": checks.resources,
+            }]},
+            "matchConditions": [{
+                "name": "account",
+                "expression": format!(
+                    "request.userInfo.username == 'system:serviceaccount:{namespace}:{service_account}'"
+                ),
+            }],
+            "variables": [{"name": "node", "expression": TOKEN_NODE}],
+            "validations": validations,
+        },
+    });
+    let binding = json!({
+        "apiVersion": API_VERSION,
+        "kind": "ValidatingAdmissionPolicyBinding",
+        "metadata": {"name": name},
+        "spec": {"policyName": name, "validationActions": ["Deny"]},
+    });
+    [policy, binding]
+}
+
+/// The object of a request before and after it, without those that are absent.
+const OBJECTS: &str = "[object, oldObject].filter(o, o != null)";
+
+/// PersistentVolumes are those of the driver on the token's node.
+fn volume_checks(target: &AdmissionTarget<'_>) -> PolicyChecks {
+    let (key, driver) = (NODE_TOPOLOGY_KEY, target.driver);
+    PolicyChecks {
+        operations: &["CREATE", "UPDATE", "DELETE"],
+        resources: &["persistentvolumes", "persistentvolumes/status"],
+        validations: vec![
+            (
+                format!("{OBJECTS}.all(o, has(o.spec.csi) && o.spec.csi.driver == '{driver}')"),
+                format!("expected a PersistentVolume of the CSI driver {driver}"),
+            ),
+            (
+                format!(
+                    "{OBJECTS}.all(o, has(o.spec.nodeAffinity) && has(o.spec.nodeAffinity.required) && \
+                     o.spec.nodeAffinity.required.nodeSelectorTerms.size() > 0 && \
+                     o.spec.nodeAffinity.required.nodeSelectorTerms.all(t, has(t.matchExpressions) && \
+                     t.matchExpressions.exists(e, e.key == '{key}' && e.operator == 'In' && \
+                     e.values == [variables.node])))"
+                ),
+                "expected a PersistentVolume of the own node".to_owned(),
+            ),
+        ],
+    }
+}
+
+/// Of claims, only the annotation of the selected node changes, to or from the token's node. The status
+/// changes for claims whose selected node it is.
+fn claim_checks(_: &AdmissionTarget<'_>) -> PolicyChecks {
+    let annotations = |object: &str| format!("{object}.metadata.?annotations.orValue({{}})");
+    let selected = |object: &str| format!("{object}.metadata.?annotations[?'{SELECTED_NODE}']");
+    let same_others = |one: &str, other: &str| {
+        format!(
+            "{}.all(k, k == '{SELECTED_NODE}' || {other}.metadata.?annotations[?k] == \
+             optional.of({one}.metadata.annotations[k]))",
+            annotations(one)
+        )
+    };
+    let unchanged = ["labels", "finalizers", "ownerReferences"]
+        .map(|field| format!("object.metadata.?{field} == oldObject.metadata.?{field}"))
+        .join(" && ");
+    PolicyChecks {
+        operations: &["CREATE", "UPDATE", "DELETE"],
+        resources: &["persistentvolumeclaims", "persistentvolumeclaims/status"],
+        validations: vec![
+            (
+                "request.operation == 'UPDATE'".to_owned(),
+                "expected no creation or deletion of a claim".to_owned(),
+            ),
+            (
+                format!(
+                    "request.operation != 'UPDATE' || object.spec == oldObject.spec && {unchanged} && {} && {}",
+                    same_others("object", "oldObject"),
+                    same_others("oldObject", "object"),
+                ),
+                format!("expected a change of the annotation {SELECTED_NODE} or of the status only"),
+            ),
+            (
+                format!(
+                    "request.operation != 'UPDATE' || request.?subResource.orValue('') != '' || [{}, {}]\
+                     .all(n, n.orValue(variables.node) == variables.node)",
+                    selected("object"),
+                    selected("oldObject"),
+                ),
+                "expected a claim whose selected node is the own node, or none".to_owned(),
+            ),
+            (
+                format!(
+                    "request.?subResource.orValue('') == '' || [{}, {}].all(n, n == optional.of(variables.node))",
+                    selected("object"),
+                    selected("oldObject"),
+                ),
+                "expected a claim whose selected node is the own node".to_owned(),
+            ),
+        ],
+    }
+}
+
+/// ConfigMaps are the journal's of the token's node. The process also creates the restore marker.
+fn config_map_checks(target: &AdmissionTarget<'_>) -> PolicyChecks {
+    let prefix = format!("{}{}.", journal::NAME_PREFIX, target.driver);
+    let (marker, annotation) = (RESTORE_MARKER_NAME, journal::NODE_ANNOTATION);
+    PolicyChecks {
+        operations: &["CREATE", "UPDATE", "DELETE"],
+        resources: &["configmaps"],
+        validations: vec![(
+            format!(
+                "request.operation == 'CREATE' && object.metadata.name == '{marker}' || {OBJECTS}.all(o, \
+                 o.metadata.name.startsWith('{prefix}') && o.metadata.?annotations[?'{annotation}'] == \
+                 optional.of(variables.node))"
+            ),
+            format!("expected an intent journal of the own node: {prefix}..., annotation {annotation}"),
+        )],
+    }
+}
