@@ -3,16 +3,18 @@
 CARGO ?= cargo
 TOOLS ?= $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/cofferdam/tools
 CARGO_DENY_VERSION := 0.20.2
+CARGO_AUDITABLE_VERSION := 0.7.7
 RUST_VERSION := $(shell sed -n 's/^channel = "\(.*\)"/\1/p' rust-toolchain.toml)
 WASM_TARGET := wasm32-wasip2
 
 DENY := $(TOOLS)/cargo-deny-$(CARGO_DENY_VERSION)/bin/cargo-deny
+AUDITABLE := $(TOOLS)/cargo-auditable-$(CARGO_AUDITABLE_VERSION)/bin
 
 .DEFAULT_GOAL := help
 
 .PHONY: help
 help: ## show the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 .PHONY: build
 build: toolchain ## build host and guests
@@ -21,6 +23,31 @@ build: toolchain ## build host and guests
 .PHONY: release
 release: toolchain ## build the optimised program, with jemalloc: target/release/cofferdam
 	$(CARGO) build --locked --release --package cofferdam --features jemalloc
+
+# The time of the images and of all files in them.
+SOURCE_DATE_EPOCH ?= $(shell git log -1 --format=%ct 2>/dev/null)
+# Flags that keep the paths of this machine out of the program. They need a target directory of their own: with other flags, cargo
+# builds everything anew.
+IMAGE_TARGET := $(CURDIR)/target/image-build
+IMAGE_FLAGS = --remap-path-prefix=$(CURDIR)=/cofferdam --remap-path-prefix=$(or $(CARGO_HOME),$(HOME)/.cargo)=/cargo
+IMAGE_BUILD = RUSTFLAGS="$(IMAGE_FLAGS)" CFLAGS="-ffile-prefix-map=$(IMAGE_TARGET)=/target" PATH="$(AUDITABLE):$$PATH" \
+	CARGO_TARGET_DIR=$(IMAGE_TARGET) $(CARGO)
+
+.PHONY: image
+image: toolchain $(AUDITABLE)/cargo-auditable ## write the container images, an OCI layout with bills of materials: target/image
+	@test -n "$(SOURCE_DATE_EPOCH)" || { echo "make image: not a git clone: set SOURCE_DATE_EPOCH, in seconds since 1970" >&2; exit 1; }
+	$(IMAGE_BUILD) auditable build --locked --release --package cofferdam --features jemalloc
+	$(IMAGE_BUILD) build --locked --release --package cofferdam-image
+	$(IMAGE_TARGET)/release/cofferdam-image build --binary $(IMAGE_TARGET)/release/cofferdam --created $(SOURCE_DATE_EPOCH) \
+		--output target/image --archive target/image.tar
+
+.PHONY: image-reproduce
+image-reproduce: toolchain ## build the images of HEAD in two directories, and compare them: twice as long as image
+	SOURCE_DATE_EPOCH=$(SOURCE_DATE_EPOCH) deploy/image/reproduce.sh
+
+.PHONY: image-pin
+image-pin: toolchain ## pin the versions of the images' Debian packages that apt would install
+	$(CARGO) run --locked --package cofferdam-image -- pin
 
 .PHONY: dev
 dev: toolchain ## build, show the demo, and keep a Kubernetes API with storage running for kubectl
@@ -113,3 +140,6 @@ toolchain:
 # built much longer than it ever runs.
 $(DENY):
 	$(CARGO) install --debug --locked cargo-deny --version $(CARGO_DENY_VERSION) --root $(TOOLS)/cargo-deny-$(CARGO_DENY_VERSION)
+
+$(AUDITABLE)/cargo-auditable:
+	$(CARGO) install --debug --locked cargo-auditable --version $(CARGO_AUDITABLE_VERSION) --root $(dir $(AUDITABLE))

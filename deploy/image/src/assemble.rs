@@ -290,7 +290,9 @@ fn bundle_authorities(tree: &FileTree) -> Result<FileTree> {
                     bundle.push(b'\n');
                 }
             }
-            entry => bundled.insert(path, entry.clone())?,
+            Entry::File { .. } | Entry::Directory | Entry::Symlink { .. } => {
+                bundled.insert(path, entry.clone())?
+            }
         }
     }
     bundled.insert(AUTHORITIES_BUNDLE, Entry::file(bundle))?;

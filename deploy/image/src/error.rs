@@ -63,7 +63,7 @@ pub enum ImageError {
     /// apt does not have the pinned version of a package.
     #[error(
         "apt has no {name} {version} for {architecture}{}: run `apt-get update`, and if the archive has a newer version, \
-         `cofferdam-image pin`, which writes the pins anew",
+         `make image-pin`, which pins it",
         candidate.as_ref().map(|candidate| format!(" (its candidate is {candidate})")).unwrap_or_default()
     )]
     MissingPackage {

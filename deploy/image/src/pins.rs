@@ -93,10 +93,10 @@ impl Pins {
     /// The text of the file.
     pub(crate) fn to_text(&self) -> String {
         let mut text = String::from(
-            "# Debian packages of the images, by version and digest. `cofferdam-image pin` writes this file anew with the\n\
-             # versions that apt would install. The images have only the files named here, and the libraries that their\n\
-             # programs need. Two keys name no program: os-release and debian_version are read by scanners, and the\n\
-             # licences are those that the packages refer to.\n\n",
+            "# Debian packages of the images, by version and digest. `make image-pin` writes the versions that apt would install.\n\
+             #\n\
+             # The images have the files that this file names, and the libraries that the programs need. Scanners read\n\
+             # debian_version and os-release. The copyright files of the packages refer to common-licenses.\n\n",
         );
         let _ = writeln!(text, "architecture = \"{}\"\n\n[controller]", self.architecture);
         write_list(&mut text, "files", &self.controller.files);

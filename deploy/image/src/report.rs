@@ -81,10 +81,10 @@ impl LayerReport {
 
 impl fmt::Display for Report {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        writeln!(f, "{:<34} {:>6} {:>12} {:>12}", "PART", "FILES", "KIB", "COMPRESSED")?;
+        writeln!(f, "{:<40} {:>6} {:>12} {:>12}", "PART", "FILES", "KIB", "COMPRESSED")?;
         let mut row = |name: &str, files: Option<usize>, size: u64, compressed: u64| {
             let files = files.map(|files| files.to_string()).unwrap_or_default();
-            writeln!(f, "{name:<34} {files:>6} {:>12} {:>12}", kib(size), kib(compressed))
+            writeln!(f, "{name:<40} {files:>6} {:>12} {:>12}", kib(size), kib(compressed))
         };
         for layer in &self.layers {
             let files = layer.parts.iter().map(|part| part.files).sum();
