@@ -4,6 +4,7 @@
 #   build.sh            builds what is missing, and says what the machine lacks
 #   build.sh where      prints the directory that holds the programs, built or not
 #   build.sh previous   builds an older version of Cofferdam from this repository's history
+#   build.sh one NAME   builds one program if it is missing, and prints its path; needs Go only
 #
 # A program is kept under a digest of its line in `programs` and of its sources, so that a change of one program does not
 # rebuild the others. <cache>/<digest of all>/bin has a symbolic link to each of them.
@@ -20,6 +21,11 @@ PREVIOUS=75d821138f48f418f52094c01c0eb5fa9616be14
 # Without its version every component of Kubernetes says v0.0.0, and they refuse to work with each other.
 for package in k8s.io/component-base/version k8s.io/client-go/pkg/version; do
   KUBERNETES_FLAGS="${KUBERNETES_FLAGS:-} -X $package.gitVersion=$KUBERNETES -X $package.gitMajor=1 -X $package.gitMinor=36"
+done
+
+# Without these helm takes the cluster of `helm template` and `helm lint` for Kubernetes 1.20.
+for variable in chartutil.k8sVersion lint/rules.k8sVersion; do
+  HELM_FLAGS="${HELM_FLAGS:-} -X helm.sh/helm/v3/pkg/${variable}Major=1 -X helm.sh/helm/v3/pkg/${variable}Minor=37"
 done
 
 # program | go.mod that pins it, or module@version with its checksum | package | flags of `go build`
@@ -42,6 +48,8 @@ csi-attacher|github.com/kubernetes-csi/external-attacher/v4@v4.13.0 h1:lvr4pjyBc
 csi-resizer|github.com/kubernetes-csi/external-resizer/v2@v2.3.0 h1:dsdHhB3s4BJUkO7Jaemd6hw3YEms1ZlMF/bksbDE+bw=|./cmd/csi-resizer|
 csi-snapshotter|snapshotter|github.com/kubernetes-csi/external-snapshotter/v8/cmd/csi-snapshotter|
 snapshot-controller|snapshotter|github.com/kubernetes-csi/external-snapshotter/v8/cmd/snapshot-controller|
+helm|helm.sh/helm/v3@v3.22.0 h1:n1if5iQgHYsujPAcO5oonH/KiSNUmqmUF0iGVjSF3AU=|./cmd/helm|
+helm4|helm.sh/helm/v4@v4.3.1 h1:UndCoLe9UPmNoL7IvWzaUXveL7T5t/ijoorEmgJdI9g=|./cmd/helm|
 END
 }
 
@@ -103,7 +111,7 @@ build() {
     *@*)
       directory=$(module_directory "$source")
       source=${source% h1:*}
-      linker="-w -X main.version=${source#*@} -X github.com/containerd/containerd/v2/version.Version=${source#*@}"
+      linker="-w -X main.version=${source#*@} -X github.com/containerd/containerd/v2/version.Version=${source#*@} $HELM_FLAGS"
       ;;
     kubernetes)
       directory=$source
@@ -143,9 +151,13 @@ previous() {
   echo "make peers: built cofferdam $PREVIOUS in $((SECONDS - started)) s" >&2
 }
 
+needs_go() {
+  command -v "$GO" >/dev/null || missing "Go is missing: expected the command $GO, version 1.26, or one that fetches it by itself (https://go.dev/dl)"
+}
+
 needs() {
   local file package lacking=()
-  command -v "$GO" >/dev/null || missing "Go is missing: expected the command $GO, version 1.26, or one that fetches it by itself (https://go.dev/dl)"
+  needs_go
   while IFS='|' read -r file package; do
     [[ -e $file ]] || lacking+=("$package")
   done < <(distribution)
@@ -165,28 +177,55 @@ lock() {
   flock -n 9 || { echo "make peers: waiting for another build" >&2; flock 9; }
 }
 
+# Prints the path of a program in the cache.
+path() {
+  local name=$1 source=$2 package=$3 flags=$4
+  echo "$CACHE/$(key "$name" "$source" "$name|$source|$package|$flags")/$name"
+}
+
+# Builds a program if it is missing.
+ensure() {
+  local target=$1 name=$2 source=$3 package=$4 flags=$5
+  [[ ! -x $target ]] || return 0
+  mkdir -p "${target%/*}"
+  build "$name" "$source" "$package" "$flags" "$target.new"
+  mv "$target.new" "$target"
+}
+
 all() {
-  local name source package flags directory target bin
+  local name source package flags target bin
   needs
   lock
   bin=$(where)
   mkdir -p "$bin"
   while IFS='|' read -r name source package flags; do
-    directory=$CACHE/$(key "$name" "$source" "$name|$source|$package|$flags")
-    target=$directory/$name
-    if [[ ! -x $target ]]; then
-      mkdir -p "$directory"
-      build "$name" "$source" "$package" "$flags" "$target.new"
-      mv "$target.new" "$target"
-    fi
-    ln -sfn "../../$(basename "$directory")/$name" "$bin/$name"
+    target=$(path "$name" "$source" "$package" "$flags")
+    ensure "$target" "$name" "$source" "$package" "$flags"
+    ln -sfn "../../$(basename "${target%/*}")/$name" "$bin/$name"
   done < <(programs)
   echo "make peers: $(programs | wc -l) programs in $bin" >&2
+}
+
+one() {
+  local wanted=$1 name source package flags target
+  needs_go
+  while IFS='|' read -r name source package flags; do
+    [[ $name == "$wanted" ]] || continue
+    target=$(path "$name" "$source" "$package" "$flags")
+    if [[ ! -x $target ]]; then
+      lock
+      ensure "$target" "$name" "$source" "$package" "$flags"
+    fi
+    echo "$target"
+    return
+  done < <(programs)
+  missing "unknown program $wanted: expected one of $(programs | cut -d '|' -f 1 | paste -sd ' ')"
 }
 
 case ${1:-} in
   where) where ;;
   previous) previous ;;
+  one) one "${2:?expected the name of a program}" ;;
   "") all ;;
-  *) missing "unknown argument $1: expected where, previous, or none" ;;
+  *) missing "unknown argument $1: expected where, previous, one, or none" ;;
 esac

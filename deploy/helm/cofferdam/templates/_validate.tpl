@@ -1,0 +1,268 @@
+{{/* Fails with the name of a value, what it is, and what was expected. values.schema.json rejects unknown names and wrong types. */}}
+{{- define "cofferdam.validate" -}}
+{{- $driver := .Values.driver -}}
+{{- $controller := .Values.controller -}}
+{{- $node := .Values.node -}}
+
+{{- if not .Values.image.repository -}}
+{{- fail "image.repository is empty: expected the image of Cofferdam, such as registry.example.com/cofferdam" -}}
+{{- end -}}
+{{- range $path, $image := dict "image" .Values.image "node.image" $node.image -}}
+{{- if and $image.digest (not (regexMatch "^sha256:[0-9a-f]{64}$" $image.digest)) -}}
+{{- fail (printf "%s.digest is %q: expected sha256: and 64 hexadecimal digits" $path $image.digest) -}}
+{{- end -}}
+{{- end -}}
+
+{{- if not $driver.name -}}
+{{- fail "driver.name is empty: expected the name of the CSI driver, such as array.example.com" -}}
+{{- end -}}
+{{- if or (gt (len $driver.name) 63) (not (regexMatch "^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$" $driver.name)) -}}
+{{- fail (printf "driver.name is %q: expected at most 63 lower-case letters, digits, dashes and dots, with a letter or digit at both ends" $driver.name) -}}
+{{- end -}}
+
+{{- $component := eq (include "cofferdam.hasComponent" .) "true" -}}
+{{- $csi := eq (include "cofferdam.hasCsi" .) "true" -}}
+{{- if and $component $csi -}}
+{{- fail "driver.component and driver.csi are both set: expected one of the two" -}}
+{{- end -}}
+{{- if not (or $component $csi) -}}
+{{- fail "driver.component and driver.csi are both empty: expected a component, or the containers of a CSI driver" -}}
+{{- end -}}
+{{- if not (or $controller.enabled $node.enabled) -}}
+{{- fail "controller.enabled and node.enabled are both false: expected one of the two" -}}
+{{- end -}}
+{{- $nodeLocal := false -}}
+{{- if $component -}}
+{{- include "cofferdam.validateComponent" . -}}
+{{- $nodeLocal = eq (get (fromJson $driver.manifest) "placement") "node" -}}
+{{- else -}}
+{{- include "cofferdam.validateCsi" . -}}
+{{- $nodeLocal = $driver.csi.nodeDeployment -}}
+{{- end -}}
+{{- include "cofferdam.validateRoles" (dict "context" . "nodeLocal" $nodeLocal) -}}
+{{- include "cofferdam.validateSettings" . -}}
+{{- include "cofferdam.validateSecrets" (dict "context" . "nodeLocal" $nodeLocal) -}}
+{{- include "cofferdam.validatePods" (dict "context" . "nodeLocal" $nodeLocal) -}}
+
+{{- $kubernetes := .Values.kubernetes -}}
+{{- if ne (empty $kubernetes.serviceHost) (empty $kubernetes.servicePort) -}}
+{{- fail "kubernetes.serviceHost and kubernetes.servicePort belong together: expected both or none" -}}
+{{- end -}}
+{{- $namespace := include "cofferdam.nodeNamespace" . -}}
+{{- if or (gt (len $namespace) 63) (not (regexMatch "^[a-z0-9]([-a-z0-9]*[a-z0-9])?$" $namespace)) -}}
+{{- fail (printf "node.namespace is %q: expected at most 63 lower-case letters, digits and dashes, with a letter or digit at both ends" $namespace) -}}
+{{- end -}}
+{{- if eq $namespace .Release.Namespace -}}
+{{- fail (printf "node.namespace is %q, the namespace of the release: expected another one, because its pods are privileged" $namespace) -}}
+{{- end -}}
+{{- range $index, $origin := $driver.origins -}}
+{{- if not (regexMatch "^https?://([a-zA-Z0-9.-]+|\\[[0-9a-fA-F:.]+\\])(:[0-9]{1,5})?$" $origin.origin) -}}
+{{- fail (printf "driver.origins[%d].origin is %q: expected scheme, host and port, such as https://array.example.com:8443" $index $origin.origin) -}}
+{{- end -}}
+{{- end -}}
+{{- if and .Values.networkPolicy.cilium (not .Values.networkPolicy.enabled) -}}
+{{- fail "networkPolicy.cilium is true and networkPolicy.enabled is false: expected both to be true" -}}
+{{- end -}}
+{{- end -}}
+
+{{- define "cofferdam.validateComponent" -}}
+{{- $driver := .Values.driver -}}
+{{- $component := $driver.component -}}
+{{- if and $component.configMap.name $component.volume -}}
+{{- fail "driver.component.configMap and driver.component.volume are both set: expected one of the two" -}}
+{{- end -}}
+{{- if $component.configMap.name -}}
+{{- if not $component.configMap.key -}}
+{{- fail "driver.component.configMap.key is empty: expected the key of the component in the ConfigMap" -}}
+{{- end -}}
+{{- if $component.path -}}
+{{- fail "driver.component.path and driver.component.configMap are both set: expected one of the two" -}}
+{{- end -}}
+{{- else if not $component.path -}}
+{{- fail "driver.component.path is empty: expected the path of the component in driver.component.volume" -}}
+{{- else if and (not $component.volume) (not (hasPrefix "/" $component.path)) -}}
+{{- fail (printf "driver.component.path is %q: expected an absolute path in the image" $component.path) -}}
+{{- end -}}
+{{- if has "name" (keys $component.volume) -}}
+{{- fail "driver.component.volume.name is set: expected a volume source without a name" -}}
+{{- end -}}
+{{- if not $driver.manifest -}}
+{{- fail "driver.manifest is empty: expected the output of `cofferdam backend inspect FILE --output manifest`, by --set-file driver.manifest=FILE" -}}
+{{- end -}}
+{{- $manifest := fromJson $driver.manifest -}}
+{{- if hasKey $manifest "Error" -}}
+{{- fail (printf "driver.manifest is not JSON (%s): expected the output of `cofferdam backend inspect FILE --output manifest`" $manifest.Error) -}}
+{{- end -}}
+{{- if ne (int (default 0 $manifest.manifestVersion)) 1 -}}
+{{- fail (printf "driver.manifest has the manifestVersion %v: expected 1" $manifest.manifestVersion) -}}
+{{- end -}}
+{{- if ne (toString $manifest.driver) $driver.name -}}
+{{- fail (printf "driver.manifest is that of the driver %q: expected %q, the value of driver.name" (toString $manifest.driver) $driver.name) -}}
+{{- end -}}
+{{- if not (has $manifest.placement (list "central" "node")) -}}
+{{- fail (printf "driver.manifest has the placement %v: expected central or node" $manifest.placement) -}}
+{{- end -}}
+{{- $digest := default "" $manifest.digest | trimPrefix "sha256:" -}}
+{{- if not (regexMatch "^[0-9a-f]{64}$" $digest) -}}
+{{- fail (printf "driver.manifest has the digest %v: expected sha256: and 64 hexadecimal digits" $manifest.digest) -}}
+{{- end -}}
+{{- if and $component.sha256 (ne (lower $component.sha256) $digest) -}}
+{{- fail (printf "driver.component.sha256 is %q: expected %q, the digest in driver.manifest" $component.sha256 $digest) -}}
+{{- end -}}
+{{- $attach := has "publishing" $manifest.abilities -}}
+{{- if and (hasKey $driver.csiDriver "attachRequired") (ne $driver.csiDriver.attachRequired $attach) -}}
+{{- fail (printf "driver.csiDriver.attachRequired is %t: expected %t, because the abilities in driver.manifest decide" $driver.csiDriver.attachRequired $attach) -}}
+{{- end -}}
+{{- if and .Values.node.enabled (not (hasKey .Values.node.settings "node")) -}}
+{{- fail "node.settings.node is missing: expected the policy of the nodes, such as {connection-kinds: [directory], directory-root: /srv/volumes}" -}}
+{{- end -}}
+{{- end -}}
+
+{{- define "cofferdam.validateCsi" -}}
+{{- $driver := .Values.driver -}}
+{{- range $key := list "manifest" "settings" "grants" "limits" "origins" "state" "pool" "classSecrets" -}}
+{{- if get $driver $key -}}
+{{- fail (printf "driver.%s is set for a CSI driver: expected it for a component only" $key) -}}
+{{- end -}}
+{{- end -}}
+{{- if $driver.component.sha256 -}}
+{{- fail "driver.component.sha256 is set for a CSI driver: expected it for a component only" -}}
+{{- end -}}
+{{- $needsController := and .Values.controller.enabled (not $driver.csi.nodeDeployment) -}}
+{{- if and $needsController (not (get $driver.csi.controller "image")) -}}
+{{- fail "driver.csi.controller.image is empty: expected the image of the driver's controller service, or controller.enabled: false" -}}
+{{- end -}}
+{{- if and $driver.csi.nodeDeployment $driver.csi.controller -}}
+{{- fail "driver.csi.controller is set with driver.csi.nodeDeployment: expected driver.csi.node only, whose container has both services" -}}
+{{- end -}}
+{{- if and .Values.node.enabled (not (get $driver.csi.node "image")) -}}
+{{- fail "driver.csi.node.image is empty: expected the image of the driver's node service, or node.enabled: false" -}}
+{{- end -}}
+{{- if hasKey .Values.node.settings "node" -}}
+{{- fail "node.settings.node is set for a CSI driver: expected it for a component only, because the driver's node service mounts volumes" -}}
+{{- end -}}
+{{- end -}}
+
+{{- define "cofferdam.validateRoles" -}}
+{{- $controller := .context.Values.controller -}}
+{{- $known := list "provisioner" "attacher" "resizer" "pv-controller" "protection" "attach-detach" -}}
+{{- range $controller.roles -}}
+{{- if not (has . $known) -}}
+{{- fail (printf "controller.roles has %q: expected names of %s" . (join ", " $known)) -}}
+{{- end -}}
+{{- end -}}
+{{- if and $controller.enabled (not $controller.roles) -}}
+{{- fail (printf "controller.roles is empty: expected names of %s, or controller.enabled: false" (join ", " $known)) -}}
+{{- end -}}
+{{- $local := false -}}
+{{- if $controller.enabled -}}
+{{- range $controller.roles -}}{{- if has . (list "provisioner" "resizer") -}}{{- $local = true -}}{{- end -}}{{- end -}}
+{{- end -}}
+{{- if and .nodeLocal $local (not .context.Values.node.enabled) -}}
+{{- fail "node.enabled is false for a driver on nodes: expected true, because its provisioner runs there" -}}
+{{- end -}}
+{{- end -}}
+
+{{- define "cofferdam.validateSettings" -}}
+{{- $owned := dict
+  "role" "controller.roles" "backend" "driver" "csi-address" "driver.csi" "csi-socket" "" "socket-mode" "" "socket-group" ""
+  "kubeconfig" "" "master" "kubernetes.serviceHost" "context" "" "namespace" "" "secret-namespaces" "controller.secretNamespaces"
+  "http-endpoint" "controller.ports.health or node.ports.health" "metrics-address" "controller.ports.metrics or node.ports.metrics"
+  "health-port" "node.ports.health" "node-deployment" "driver.csi.nodeDeployment" "single-process" "" "manifest" "driver.manifest"
+  "csi-endpoint" "" "node-name" "" "node-records" "" "kubelet-root" "node.kubeletPath" "kubelet-registration-path" "node.kubeletPath"
+  "plugin-registration-path" "node.kubeletPath" "compilation-cache" "" -}}
+{{- range $part, $settings := dict "controller" .Values.controller.settings "node" .Values.node.settings -}}
+{{- range $key, $_ := $settings -}}
+{{- if hasKey $owned $key -}}
+{{- $other := get $owned $key -}}
+{{- $expected := ternary (printf "expected %s" $other) "expected it to be absent" (ne $other "") -}}
+{{- fail (printf "%s.settings.%s is set, and the chart sets it: %s" $part $key $expected) -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+{{- if hasKey .Values.controller.settings "node" -}}
+{{- fail "controller.settings.node is set: expected the policy of the nodes in node.settings.node" -}}
+{{- end -}}
+{{- end -}}
+
+{{- define "cofferdam.validateSecrets" -}}
+{{- $values := .context.Values -}}
+{{- $controller := $values.controller -}}
+{{- range $controller.secrets -}}
+{{- if not (regexMatch "^[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?/[a-z0-9]([-a-z0-9.]*[a-z0-9])?$" .) -}}
+{{- fail (printf "controller.secrets has %q: expected NAMESPACE/NAME of a Secret" .) -}}
+{{- end -}}
+{{- end -}}
+{{- $listed := kindIs "slice" $controller.secretNamespaces -}}
+{{- if and $listed $controller.secrets -}}
+{{- fail "controller.secretNamespaces and controller.secrets are both set: expected one of the two" -}}
+{{- end -}}
+{{- if and $listed .nodeLocal $controller.secretNamespaces -}}
+{{- fail (printf "controller.secretNamespaces is [%s] for a driver on nodes: expected controller.secrets, because the account of a node may read single Secrets only" (join ", " $controller.secretNamespaces)) -}}
+{{- end -}}
+{{- if $listed -}}
+{{- range $controller.secretNamespaces -}}
+{{- if not (or (eq . "*") (regexMatch "^[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?$" .)) -}}
+{{- fail (printf "controller.secretNamespaces has %q: expected names of namespaces, or \"*\" alone" .) -}}
+{{- end -}}
+{{- end -}}
+{{- if and (has "*" $controller.secretNamespaces) (gt (len $controller.secretNamespaces) 1) -}}
+{{- fail (printf "controller.secretNamespaces is [%s]: expected names of namespaces, or \"*\" alone" (join ", " $controller.secretNamespaces)) -}}
+{{- end -}}
+{{- end -}}
+{{- range $name, $secret := $values.driver.secrets -}}
+{{- if not (regexMatch "^[A-Za-z0-9_][A-Za-z0-9_.-]*$" $name) -}}
+{{- fail (printf "driver.secrets has the name %q: expected letters, digits, dashes, underscores and dots, with a letter, digit or underscore first" $name) -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+
+{{- define "cofferdam.validatePods" -}}
+{{- $values := .context.Values -}}
+{{- $controller := $values.controller -}}
+{{- $node := $values.node -}}
+{{- $driver := $values.driver -}}
+{{- $singleOwner := eq (include "cofferdam.hasSingleOwner" .context) "true" -}}
+{{- if and $singleOwner (not .nodeLocal) -}}
+{{- if gt (int (default 1 $controller.replicaCount)) 1 -}}
+{{- fail (printf "controller.replicaCount is %v for a driver with state or pool: expected 1, because its data has one owner" $controller.replicaCount) -}}
+{{- end -}}
+{{- if and $controller.updateStrategy (ne (toString (get $controller.updateStrategy "type")) "Recreate") -}}
+{{- fail (printf "controller.updateStrategy.type is %v for a driver with state or pool: expected Recreate, because its data has one owner" (get $controller.updateStrategy "type")) -}}
+{{- end -}}
+{{- end -}}
+{{- if and (kindIs "bool" (get $controller.settings "leader-election")) (not (get $controller.settings "leader-election")) (not .nodeLocal) (gt (int (default (ternary 1 2 $singleOwner) $controller.replicaCount)) 1) -}}
+{{- fail "controller.settings.leader-election is false with several replicas: expected controller.replicaCount: 1 and controller.updateStrategy: {type: Recreate}" -}}
+{{- end -}}
+{{- if and .nodeLocal (get $controller.settings "leader-election") -}}
+{{- fail "controller.settings.leader-election is true for a driver on nodes: expected it to be absent, because only one node would provision" -}}
+{{- end -}}
+{{- range $part, $settings := dict "controller" $controller "node" $node -}}
+{{- $seconds := $settings.terminationGracePeriodSeconds -}}
+{{- $drain := dig "drain-timeout" "30s" $settings.settings | toString -}}
+{{- if and $seconds (le (int $seconds) (include "cofferdam.seconds" $drain | int)) -}}
+{{- fail (printf "%s.terminationGracePeriodSeconds is %v: expected more than the setting drain-timeout, %s" $part $seconds $drain) -}}
+{{- end -}}
+{{- if eq (int $settings.ports.health) (int $settings.ports.metrics) -}}
+{{- fail (printf "%s.ports.health and %s.ports.metrics are both %v: expected two ports" $part $part $settings.ports.health) -}}
+{{- end -}}
+{{- end -}}
+{{- if .nodeLocal -}}
+{{- range $port := list $controller.ports.health $controller.ports.metrics -}}
+{{- if has (int $port) (list (int $node.ports.health) (int $node.ports.metrics)) -}}
+{{- fail (printf "controller.ports and node.ports have both %v: expected four ports, because the provisioner runs in the pods of the nodes" $port) -}}
+{{- end -}}
+{{- end -}}
+{{- with get $driver.state "file" -}}
+{{- if eq (dir .) "/" -}}
+{{- fail (printf "driver.state.file is %q: expected a file in a directory other than /, which becomes a volume of the pods" .) -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+{{- if gt (int (dig "rollingUpdate" "maxSurge" 0 $node.updateStrategy)) 0 -}}
+{{- fail (printf "node.updateStrategy.rollingUpdate.maxSurge is %v: expected 0, because two pods of a node would serve one socket" $node.updateStrategy.rollingUpdate.maxSurge) -}}
+{{- end -}}
+{{- if not (regexMatch "^/[^/]+(/[^/]+)*/?$" $node.kubeletPath) -}}
+{{- fail (printf "node.kubeletPath is %q: expected an absolute path other than /" $node.kubeletPath) -}}
+{{- end -}}
+{{- end -}}
