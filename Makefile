@@ -1,4 +1,5 @@
-# Everything that a contributor or a build machine runs. From a fresh clone it needs rustup, make and a C compiler.
+# Everything that a contributor or a build machine runs. From a fresh clone it needs rustup, make and a C compiler; `check` and
+# `manifests` also need Go.
 
 CARGO ?= cargo
 TOOLS ?= $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/cofferdam/tools
@@ -62,7 +63,7 @@ test: toolchain ## run every test
 	$(CARGO) test --locked --workspace
 
 .PHONY: check
-check: fmt clippy deny doc ## formatting, lints, licences and dependencies, documentation
+check: fmt clippy deny doc manifests-check ## formatting, lints, licences and dependencies, documentation, rendered manifests
 
 .PHONY: fmt
 fmt: toolchain
@@ -79,6 +80,14 @@ deny: toolchain $(DENY)
 .PHONY: doc
 doc: toolchain
 	RUSTDOCFLAGS="-D warnings" $(CARGO) doc --locked --workspace --no-deps --document-private-items
+
+.PHONY: manifests
+manifests: ## render deploy/manifests from the Helm chart: with Go, which builds helm the first time
+	deploy/helm/render.sh
+
+.PHONY: manifests-check
+manifests-check:
+	deploy/helm/render.sh check
 
 .PHONY: peers
 peers: ## build etcd, Kubernetes, containerd and the Go sidecars into a cache: with Go, some 20 minutes the first time

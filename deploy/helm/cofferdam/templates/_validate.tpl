@@ -1,5 +1,6 @@
 {{/* Fails with the name of a value, what it is, and what was expected. values.schema.json rejects unknown names and wrong types. */}}
 {{- define "cofferdam.validate" -}}
+{{- include "cofferdam.normalize" . -}}
 {{- $driver := .Values.driver -}}
 {{- $controller := .Values.controller -}}
 {{- $node := .Values.node -}}
@@ -62,6 +63,23 @@
 {{- end -}}
 {{- if and .Values.networkPolicy.cilium (not .Values.networkPolicy.enabled) -}}
 {{- fail "networkPolicy.cilium is true and networkPolicy.enabled is false: expected both to be true" -}}
+{{- end -}}
+{{- end -}}
+
+{{/* Replaces maps that the values remove by null with empty ones. */}}
+{{- define "cofferdam.normalize" -}}
+{{- $values := .Values -}}
+{{- $maps := list
+  (list $values.driver "settings" "secrets" "limits" "state" "pool" "csiDriver")
+  (list $values.driver.component "configMap" "volume")
+  (list $values.driver.csi "controller" "node")
+  (list $values.controller "settings" "updateStrategy")
+  (list $values.node "settings" "updateStrategy") -}}
+{{- range $maps -}}
+{{- $parent := first . -}}
+{{- range rest . -}}
+{{- if not (kindIs "map" (get $parent .)) -}}{{- $_ := set $parent . dict -}}{{- end -}}
+{{- end -}}
 {{- end -}}
 {{- end -}}
 
