@@ -4,7 +4,7 @@
 #   render.sh         writes the manifests
 #   render.sh check   fails if they differ from what the chart renders, or if `helm lint` complains
 #
-# HELM is the program, by default helm 3 as conformance/peers/build.sh builds it.
+# HELM is the program, by default helm 3 as conformance/peers/build.sh builds it. Helm 4 renders other blank lines.
 set -euo pipefail
 cd "$(dirname "$0")"
 
