@@ -74,14 +74,17 @@ pub(super) async fn install(cluster: &Cluster<'_>) -> Result<()> {
     let uninstall = ["uninstall", RELEASE, "--namespace", NAMESPACE];
     match helm.run(&uninstall).await {
         Ok(output) => bail!("the release with {} volumes is uninstalled: {output}", 1 + 2 * CLAIMS),
-        Err(error) => cluster.run.add_note(&format!("helm uninstall: {}", last_line(&format!("{error:#}"))))?,
+        Err(error) => {
+            cluster.run.add_note(&format!("helm uninstall: {}", last_line(&format!("{error:#}"))))?
+        }
     }
     Api::<Pod>::namespaced(cluster.client().clone(), USERS).delete("user", &DeleteParams::default()).await?;
     claims.delete(0..1 + 2 * CLAIMS).await?;
     until("no volume is left", TIMEOUT, async || {
         let volumes: Api<PersistentVolume> = Api::all(cluster.client().clone());
         let left = volumes.list(&ListParams::default()).await?.items.into_iter();
-        let left: Vec<_> = left.filter(|volume| volume.spec.as_ref().is_some_and(|spec| spec.csi.is_some())).collect();
+        let left: Vec<_> =
+            left.filter(|volume| volume.spec.as_ref().is_some_and(|spec| spec.csi.is_some())).collect();
         ensure!(left.is_empty(), "{} PersistentVolumes", left.len());
         Ok(())
     })
@@ -164,7 +167,10 @@ async fn under_load(
 
 /// Starts a pod that writes to a volume and stays.
 async fn start_pod(cluster: &Cluster<'_>, claim: &str) -> Result<()> {
-    let script = format!("echo '{TEXT}' > {}/text; trap exit TERM; while :; do sleep 3600 & wait; done", pod::MOUNT_PATH);
+    let script = format!(
+        "echo '{TEXT}' > {}/text; trap exit TERM; while :; do sleep 3600 & wait; done",
+        pod::MOUNT_PATH
+    );
     let pods: Api<Pod> = Api::namespaced(cluster.client().clone(), USERS);
     let pod = serde_json::from_value(pod::with_claim("user", claim, &script))?;
     pods.create(&PostParams::default(), &pod).await?;
@@ -193,12 +199,20 @@ async fn ensure_pod_unchanged(cluster: &Cluster<'_>) -> Result<()> {
 async fn ensure_image(cluster: &Cluster<'_>, version: &str) -> Result<()> {
     for namespace in [NAMESPACE, NODE_NAMESPACE] {
         let pods: Api<Pod> = Api::namespaced(cluster.client().clone(), namespace);
-        let pods = pods.list(&ListParams::default().labels(&format!("app.kubernetes.io/instance={RELEASE}"))).await?;
+        let pods = pods
+            .list(&ListParams::default().labels(&format!("app.kubernetes.io/instance={RELEASE}")))
+            .await?;
         let pods = pods.items.into_iter().filter(|pod| pod.metadata.deletion_timestamp.is_none());
-        let images: Vec<String> =
-            pods.filter_map(|pod| pod.spec).flat_map(|spec| spec.containers).filter_map(|one| one.image).collect();
+        let images: Vec<String> = pods
+            .filter_map(|pod| pod.spec)
+            .flat_map(|spec| spec.containers)
+            .filter_map(|one| one.image)
+            .collect();
         let tag = format!(":{version}");
-        ensure!(!images.is_empty() && images.iter().all(|image| image.ends_with(&tag)), "{namespace}: {images:?}");
+        ensure!(
+            !images.is_empty() && images.iter().all(|image| image.ends_with(&tag)),
+            "{namespace}: {images:?}"
+        );
     }
     Ok(())
 }

@@ -84,7 +84,8 @@ impl Helm {
             format!("KUBECONFIG={}", self.kubeconfig),
         ];
         let program = self.program.display().to_string();
-        let arguments = arguments.iter().map(|argument| if *argument == "CHART" { &self.chart } else { *argument });
+        let arguments =
+            arguments.iter().map(|argument| if *argument == "CHART" { &self.chart } else { *argument });
         let all: Vec<&str> =
             variables.iter().map(String::as_str).chain([program.as_str()]).chain(arguments).collect();
         process::run_to_completion("env", &all).await

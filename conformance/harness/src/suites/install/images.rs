@@ -66,7 +66,8 @@ pub(super) fn write_driver(run: &SuiteRun) -> Result<PathBuf> {
     tree.insert("/csi-driver", Entry::program(program))?;
     let layer = Layer::new("csi-driver", &tree, CREATED)?;
     let output = run.scratch().join("image-driver");
-    let architecture = Architecture::of_this_machine().context("this machine's architecture has no images")?;
+    let architecture =
+        Architecture::of_this_machine().context("this machine's architecture has no images")?;
     let mut layout = Layout::create(&output, architecture, CREATED)?;
     let image = Image {
         name: "csi-driver:1".to_owned(),

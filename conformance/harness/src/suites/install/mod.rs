@@ -88,7 +88,8 @@ impl Cluster<'_> {
     /// Waits until every Deployment and DaemonSet of a release is updated and available.
     async fn wait_available(&self, namespaces: &[&str], release: &str) -> Result<()> {
         until(&format!("the release {release} is available"), TIMEOUT, async || {
-            let selector = kube::api::ListParams::default().labels(&format!("app.kubernetes.io/instance={release}"));
+            let selector =
+                kube::api::ListParams::default().labels(&format!("app.kubernetes.io/instance={release}"));
             let mut found = 0;
             for namespace in namespaces {
                 let deployments: Api<Deployment> = Api::namespaced(self.client().clone(), namespace);
@@ -139,7 +140,13 @@ impl Cluster<'_> {
             .list(&Default::default())
             .await?
             .into_iter()
-            .map(|pod| format!("{:?}: {:?}", pod.metadata.name, pod.status.and_then(|status| status.container_statuses)))
+            .map(|pod| {
+                format!(
+                    "{:?}: {:?}",
+                    pod.metadata.name,
+                    pod.status.and_then(|status| status.container_statuses)
+                )
+            })
             .collect();
         let events = ["get", "events", "--namespace", namespace, "--field-selector", "type=Warning"];
         Ok(format!("{} {}", pods.join("; "), self.kubectl.run(&events).await?))
