@@ -31,7 +31,8 @@ SOURCE_DATE_EPOCH ?= $(shell git log -1 --format=%ct 2>/dev/null)
 # builds everything anew.
 IMAGE_TARGET := $(CURDIR)/target/image-build
 IMAGE_FLAGS = --remap-path-prefix=$(CURDIR)=/cofferdam --remap-path-prefix=$(or $(CARGO_HOME),$(HOME)/.cargo)=/cargo
-IMAGE_BUILD = RUSTFLAGS="$(IMAGE_FLAGS)" CFLAGS="-ffile-prefix-map=$(IMAGE_TARGET)=/target" PATH="$(AUDITABLE):$$PATH" \
+IMAGE_CFLAGS = -ffile-prefix-map=$(IMAGE_TARGET)=/target -ffile-prefix-map=$(or $(CARGO_HOME),$(HOME)/.cargo)=/cargo
+IMAGE_BUILD = RUSTFLAGS="$(IMAGE_FLAGS)" CFLAGS="$(IMAGE_CFLAGS)" PATH="$(AUDITABLE):$$PATH" \
 	CARGO_TARGET_DIR=$(IMAGE_TARGET) $(CARGO)
 
 .PHONY: image
