@@ -6,6 +6,7 @@ use crate::{
     Architecture, Entry, FileTree, Image, ImageError, Layer, Layout, Package, PackageCache, Pins, Report,
     Result,
     elf::ElfFile,
+    layer::Part,
     libraries::Selection,
     report::{ImageReport, LayerReport},
     sbom::{Bom, Crate, read_crates},
@@ -93,12 +94,6 @@ pub struct Release {
     pub source: Option<String>,
     /// Directory of the layout.
     pub output: PathBuf,
-}
-
-/// A part of a layer, such as the files of one package.
-pub(crate) struct Part {
-    pub(crate) name: String,
-    pub(crate) tree: FileTree,
 }
 
 /// Writes the images of a release and their bills of materials, and returns the sizes of all parts.

@@ -17,6 +17,12 @@ pub struct Layer {
     pub(crate) title: String,
 }
 
+/// A part of a layer, such as the files of one package.
+pub(crate) struct Part {
+    pub(crate) name: String,
+    pub(crate) tree: FileTree,
+}
+
 impl Layer {
     /// Writes the files of a tree, with their parent directories. `created` is the modification time of every
     /// entry, in seconds since 1970, and `title` the layer's entry in the image's history.

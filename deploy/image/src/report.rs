@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use crate::{Layer, Result, assemble::Part};
+use crate::{Layer, Result, layer::Part};
 
 /// Sizes of what was written, and the digest of the index. The text form is a table.
 #[derive(Clone, Debug, PartialEq, Eq)]
