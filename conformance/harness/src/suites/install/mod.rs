@@ -29,7 +29,7 @@ use crate::{
 const TIMEOUT: Duration = Duration::from_secs(240);
 const NODE: &str = "node-1";
 /// The versions of the image.
-const VERSIONS: [&str; 2] = ["1", "2"];
+const VERSIONS: [&str; 2] = ["v1", "v2"];
 
 pub(super) async fn run(run: &SuiteRun) -> Result<()> {
     values::check(run).await?;
