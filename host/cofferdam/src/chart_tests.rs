@@ -29,28 +29,6 @@ const PLACEMENTS: [(&str, DriverPlacementArg); 4] = [
     ("csi-node", DriverPlacementArg::CsiNode),
 ];
 
-/// Settings that the chart derives from other values, or that have no meaning in a pod.
-const SET_BY_CHART: [&str; 18] = [
-    "role",
-    "backend",
-    "csi-address",
-    "csi-socket",
-    "kubeconfig",
-    "master",
-    "context",
-    "namespace",
-    "secret-namespaces",
-    "http-endpoint",
-    "metrics-address",
-    "node-deployment",
-    "manifest",
-    "csi-endpoint",
-    "node-name",
-    "kubelet-root",
-    "plugin-registration-path",
-    "health-port",
-];
-
 fn chart() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../deploy/helm/cofferdam")
 }
@@ -84,7 +62,8 @@ fn part(rule: &PolicyRule) -> &'static str {
 
 /// The rules of each part, as in `files/rbac.json`.
 fn parts(rules: &[PolicyRule]) -> BTreeMap<&'static str, Vec<Value>> {
-    let mut parts: BTreeMap<&str, Vec<Value>> = BTreeMap::new();
+    let mut parts =
+        BTreeMap::from(["cluster", "leases", "namespace", "secrets"].map(|part| (part, Vec::new())));
     for rule in rules {
         let names: Vec<&str> = rule.name.into_iter().collect();
         parts.entry(part(rule)).or_default().push(rule_value(rule, &names));
@@ -153,21 +132,16 @@ fn policy_fields() -> Vec<String> {
     fields.into_iter().skip(1).collect()
 }
 
-/// The schema of a setting's value, or `None` for one that the chart sets.
-fn setting_schema(setting: &Setting) -> Option<Value> {
-    if SET_BY_CHART.contains(&setting.name.as_str()) {
-        return None;
-    }
+/// The schema of a setting's value. The templates refuse settings that the chart sets, with the value that
+/// replaces them.
+fn setting_schema(setting: &Setting) -> Value {
     let mut schema = match setting.kind {
         ValueKind::Text(_) => json!({"type": "string"}),
-        ValueKind::Number(_) => json!({"type": "integer", "minimum": 0}),
+        ValueKind::Number(_) => json!({"type": "integer"}),
         ValueKind::Bool => json!({"type": "boolean"}),
         ValueKind::List(_) => json!({"type": "array", "items": {"type": "string"}}),
-        ValueKind::Backends(_) => return None,
-        ValueKind::Table => {
-            let properties: Map<_, _> = policy_fields().into_iter().map(|field| (field, json!({}))).collect();
-            json!({"type": "object", "additionalProperties": false, "properties": properties})
-        }
+        ValueKind::Backends(_) => json!({}),
+        ValueKind::Table => return json!({"$ref": "#/$defs/nodePolicy"}),
     };
     let default = match setting.default {
         SettingDefault::Unset => String::new(),
@@ -177,20 +151,17 @@ fn setting_schema(setting: &Setting) -> Option<Value> {
     if let Some(fields) = schema.as_object_mut() {
         fields.insert("description".to_owned(), format!("{}{default}", setting.help).into());
     }
-    Some(schema)
+    schema
 }
 
 #[test]
 fn the_schema_of_the_values_has_every_setting() {
-    for name in SET_BY_CHART {
-        assert!(SETTINGS.iter().any(|setting| setting.name == name), "{name} is no setting");
-    }
-    let properties: Map<_, _> = SETTINGS
-        .iter()
-        .filter_map(|setting| Some((setting.name.clone(), setting_schema(setting)?)))
-        .collect();
+    let properties: Map<_, _> =
+        SETTINGS.iter().map(|setting| (setting.name.clone(), setting_schema(setting))).collect();
     let base = fs::read_to_string(chart().join("schema/values.base.json")).unwrap();
     let mut schema: Value = serde_json::from_str(&base).unwrap();
+    let policy = schema.pointer("/$defs/nodePolicy/properties").and_then(Value::as_object).unwrap();
+    assert_eq!(policy.keys().cloned().collect::<BTreeSet<_>>(), policy_fields().into_iter().collect());
     let definitions = schema.pointer_mut("/$defs").and_then(Value::as_object_mut).unwrap();
     definitions.insert(
         "settings".to_owned(),
