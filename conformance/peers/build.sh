@@ -46,8 +46,6 @@ kubectl|kubernetes|k8s.io/kubernetes/cmd/kubectl|
 csi-sanity|github.com/kubernetes-csi/csi-test/v5@v5.6.0 h1:fQgB/CRoqTEAtlHwfD0Y785LjQJ/OxNGUE7AHw68VLg=|./cmd/csi-sanity|
 csi-attacher|github.com/kubernetes-csi/external-attacher/v4@v4.13.0 h1:lvr4pjyBc6TV57EB78mNrsg/KgaGFL5wc4Xe/i9Y+bM=|./cmd/csi-attacher|
 csi-resizer|github.com/kubernetes-csi/external-resizer/v2@v2.3.0 h1:dsdHhB3s4BJUkO7Jaemd6hw3YEms1ZlMF/bksbDE+bw=|./cmd/csi-resizer|
-csi-snapshotter|snapshotter|github.com/kubernetes-csi/external-snapshotter/v8/cmd/csi-snapshotter|
-snapshot-controller|snapshotter|github.com/kubernetes-csi/external-snapshotter/v8/cmd/snapshot-controller|
 helm|helm.sh/helm/v3@v3.22.0 h1:n1if5iQgHYsujPAcO5oonH/KiSNUmqmUF0iGVjSF3AU=|./cmd/helm|
 helm4|helm.sh/helm/v4@v4.3.1 h1:UndCoLe9UPmNoL7IvWzaUXveL7T5t/ijoorEmgJdI9g=|./cmd/helm|
 END

@@ -16,7 +16,7 @@ render() {
   for values in values/*.yaml; do
     name=$(basename "$values")
     # The name of the release is that of the StorageClass in the values.
-    "$HELM" template "$(release "$name")" cofferdam --namespace storage --kube-version 1.36.0 --values "$values" >"$directory/$name"
+    "$HELM" template "$(release "$name")" cofferdam --no-hooks --namespace storage --kube-version 1.36.0 --values "$values" >"$directory/$name"
   done
 }
 

@@ -45,6 +45,8 @@ pub(crate) enum Command {
     /// Print manifests for kubectl apply
     #[command(subcommand)]
     Render(RenderCommand),
+    /// Wait until a drained node has no volumes: the preStop hook of pods with the role node
+    PreStop(PreStopFlags),
     /// Print every setting with its value and origin
     Config(ClusterFlags),
     /// Print the version, the platform and the version of the driver contract
@@ -213,6 +215,25 @@ pub(crate) struct StatusFlags {
     /// Output format
     #[arg(short, long, value_enum, default_value_t, value_name = "FORMAT")]
     pub(crate) output: OutputFormat,
+}
+
+/// Flags of `pre-stop`.
+#[derive(Debug, Args)]
+pub(crate) struct PreStopFlags {
+    #[command(flatten)]
+    pub(crate) connection: SettingFlags<ConnectionSelection>,
+
+    /// Name of the Node, such as spec.nodeName of the pod [default: $COFFERDAM_NODE_NAME]
+    #[arg(long, value_name = "NAME")]
+    pub(crate) node_name: Option<String>,
+
+    /// Directory of the node records of the role node
+    #[arg(long, value_name = "DIRECTORY")]
+    pub(crate) node_records: PathBuf,
+
+    /// Longest wait; the pod's terminationGracePeriodSeconds must be longer
+    #[arg(long, value_name = "DURATION", default_value = "4m")]
+    pub(crate) timeout: String,
 }
 
 /// Flags of `orphans`; without a subcommand it lists.

@@ -37,7 +37,7 @@ use std::{
 
 use clap::Parser as _;
 use cli::{Cli, Command};
-use commands::{backend, dev, orphans, render, run, status};
+use commands::{backend, dev, orphans, pre_stop, render, run, status};
 use config::ResolvedConfig;
 use error::CommandError;
 use sidecar::{Sidecar, SidecarCommand};
@@ -99,6 +99,7 @@ fn run_command(
         Command::Orphans(flags) => run_and_print(orphans::run(flags, environment)),
         Command::Backend(command) => run_and_print(backend::run(command, environment)),
         Command::Render(command) => print(&TerminalText::from_lines(&render::render(&command)?)),
+        Command::PreStop(flags) => run_and_print(pre_stop::run(flags, environment)),
         Command::Config(flags) => print(&ResolvedConfig::for_cluster(&flags.values, environment)?.to_table()),
         Command::Version => print(&TerminalText::from_lines(&version())),
     }

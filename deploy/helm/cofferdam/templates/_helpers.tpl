@@ -59,6 +59,7 @@ What the values mean, as JSON:
   localRoles       roles of the container `provisioner` of the DaemonSet
   nodeRoles        roles of the container `cofferdam` of the DaemonSet
   nodePlacement    the placement by which the account of the nodes gets its rights
+  preStop          the container `cofferdam` of the DaemonSet waits for the volumes of a drained node
   nodeApi          the container `cofferdam` of the DaemonSet calls the API
   replicas, recreate   of the Deployment
   controller, node, nodeNamespace, controllerAccount, nodeAccount
@@ -96,6 +97,7 @@ What the values mean, as JSON:
 {{- end -}}
 {{- end -}}
 {{- end -}}
+{{- $preStop := and $component .Values.node.preStop.enabled -}}
 {{- $singleOwner := eq (include "cofferdam.hasSingleOwner" .) "true" -}}
 {{- $ownsData := and $singleOwner (not $nodeLocal) -}}
 {{- $replicas := default (ternary 1 2 $ownsData) .Values.controller.replicaCount -}}
@@ -109,8 +111,9 @@ What the values mean, as JSON:
   "centralRoles" ($central | uniq)
   "localRoles" ($local | uniq)
   "nodeRoles" (ternary (list "node" "registrar" "liveness") (list "registrar" "liveness") $component)
-  "nodePlacement" (ternary "node-labels" $placement (and $hasLabels (not $nodeLocal)))
-  "nodeApi" (and $component $hasLabels)
+  "nodePlacement" (ternary "node-labels" $placement (and (or $hasLabels $preStop) (ne $placement "csi-node")))
+  "nodeApi" (and $component (or $hasLabels $preStop))
+  "preStop" $preStop
   "replicas" $replicas
   "recreate" $ownsData
   "controller" (gt (len $central) 0)

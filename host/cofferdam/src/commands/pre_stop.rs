@@ -34,6 +34,8 @@ const REMOVAL_TAINTS: [&str; 2] = ["ToBeDeletedByClusterAutoscaler", "karpenter.
 pub(crate) enum PreStopError {
     #[error("flag --timeout: {0}")]
     Timeout(String),
+    #[error("the name of the Node is missing: expected --node-name or COFFERDAM_NODE_NAME")]
+    NoNodeName,
     #[error("cannot read the Node {node}: {problem}")]
     Node { node: String, problem: String },
     #[error("cannot list the records in {}: {source}", path.display())]
@@ -45,7 +47,7 @@ pub(crate) enum PreStopError {
 impl From<PreStopError> for CommandError {
     fn from(error: PreStopError) -> Self {
         match error {
-            PreStopError::Timeout(_) => Self::Usage(Box::new(error)),
+            PreStopError::Timeout(_) | PreStopError::NoNodeName => Self::Usage(Box::new(error)),
             PreStopError::Node { .. } | PreStopError::Records { .. } | PreStopError::Mounted { .. } => {
                 Self::Other(Box::new(error))
             }
@@ -63,13 +65,15 @@ pub(crate) async fn run(
 ) -> Result<(TerminalText, bool), CommandError> {
     let timeout: GoDuration =
         flags.timeout.parse().map_err(|error| PreStopError::Timeout(format!("{error}")))?;
-    let resolved = ResolvedConfig::for_cluster(&flags.connection.values, environment)?;
+    // kubelet expands no variables in the command of a hook.
+    let values = flags.connection.values.clone().with("node-name", flags.node_name.clone());
+    let resolved = ResolvedConfig::for_cluster(&values, environment)?;
+    let name = resolved.configuration.node_name.as_ref().ok_or(PreStopError::NoNodeName)?;
     let cluster = client::connect(&resolved.configuration, &ClientEnvironment::from_process()).await?;
-    let name = &flags.node_name;
-    let node = Api::<Node>::all(cluster.client).get_opt(name).await.map_err(|error| PreStopError::Node {
-        node: name.clone(),
-        problem: one_line(&error),
-    })?;
+    let node = Api::<Node>::all(cluster.client)
+        .get_opt(name)
+        .await
+        .map_err(|error| PreStopError::Node { node: name.clone(), problem: one_line(&error) })?;
     if !node.as_ref().is_some_and(is_drained) {
         return Ok((TerminalText::from_lines("the node is not drained\n"), true));
     }

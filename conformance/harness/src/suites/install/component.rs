@@ -75,7 +75,9 @@ pub(super) async fn install(cluster: &Cluster<'_>) -> Result<()> {
     match helm.run(&uninstall).await {
         Ok(output) => bail!("the release with {} volumes is uninstalled: {output}", 1 + 2 * CLAIMS),
         Err(error) => {
-            cluster.run.add_note(&format!("helm uninstall: {}", last_line(&format!("{error:#}"))))?
+            let (text, expected) =
+                (format!("{error:#}"), format!("is in use: {} PersistentVolumes", 1 + 2 * CLAIMS));
+            ensure!(text.contains(&expected), "helm uninstall: {text}: expected {expected:?}");
         }
     }
     Api::<Pod>::namespaced(cluster.client().clone(), USERS).delete("user", &DeleteParams::default()).await?;
@@ -215,8 +217,4 @@ async fn ensure_image(cluster: &Cluster<'_>, version: &str) -> Result<()> {
         );
     }
     Ok(())
-}
-
-fn last_line(text: &str) -> &str {
-    text.lines().rfind(|line| !line.trim().is_empty()).unwrap_or_default()
 }

@@ -32,15 +32,16 @@ const SOCKET: &str = "--socket=/csi/csi.sock";
 pub(super) async fn install(cluster: &Cluster<'_>) -> Result<()> {
     let helm = Helm::new(cluster.run, cluster.plane, HelmVersion::Four)?;
     cluster.create_restricted_namespace(NAMESPACE).await?;
+    // The rights to read the Secret are in its namespace, which therefore exists before the release.
+    let claims = Claims::with_class(cluster.client(), USERS, RELEASE).await?;
     let secret = ClassSecret::random(USERS)?;
+    secret.write(cluster.client()).await?;
     let values = write_values(cluster.run, "csi-driver-values", &values(cluster, &secret)?)?;
     let started = tokio::time::Instant::now();
     helm.run(&["install", RELEASE, "CHART", "--namespace", NAMESPACE, "--values", &values]).await?;
     cluster.wait_available(&[NAMESPACE, NODE_NAMESPACE], RELEASE).await?;
     cluster.run.add_note(&format!("a CSI driver is ready after {:.1} s", started.elapsed().as_secs_f64()))?;
 
-    let claims = Claims::with_class(cluster.client(), USERS, RELEASE).await?;
-    secret.write(cluster.client()).await?;
     claims.create(0..1).await?;
     let pods: Api<Pod> = Api::namespaced(cluster.client().clone(), USERS);
     let script = format!("echo text > {0}/file; cat {0}/file", pod::MOUNT_PATH);
