@@ -106,7 +106,11 @@ impl Account {
         Self::render(run, plane, &roles.join("-"), roles, namespace, &[]).await
     }
 
-    async fn render(
+    /// As [`in_namespace`](Self::in_namespace), with another name and more flags of `cofferdam render rbac`.
+    ///
+    /// # Errors
+    /// As [`new`](Self::new).
+    pub(crate) async fn render(
         run: &SuiteRun,
         plane: &ControlPlane,
         name: &str,

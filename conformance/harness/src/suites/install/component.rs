@@ -85,9 +85,9 @@ pub(super) async fn install(cluster: &Cluster<'_>) -> Result<()> {
     until("no volume is left", TIMEOUT, async || {
         let volumes: Api<PersistentVolume> = Api::all(cluster.client().clone());
         let left = volumes.list(&ListParams::default()).await?.items.into_iter();
-        let left: Vec<_> =
-            left.filter(|volume| volume.spec.as_ref().is_some_and(|spec| spec.csi.is_some())).collect();
-        ensure!(left.is_empty(), "{} PersistentVolumes", left.len());
+        let driver = |volume: PersistentVolume| volume.spec?.csi.map(|csi| csi.driver);
+        let count = left.filter_map(driver).filter(|driver| driver == DRIVER).count();
+        ensure!(count == 0, "{count} PersistentVolumes");
         Ok(())
     })
     .await?;

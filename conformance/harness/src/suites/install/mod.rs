@@ -2,6 +2,7 @@
 //! installs the chart on a real kubelet, with Pod Security enforced. The values name the images, the driver and
 //! the address of the API server, and nothing else.
 
+mod admission;
 mod component;
 mod csi_driver;
 mod helm;
@@ -46,6 +47,7 @@ pub(super) async fn run(run: &SuiteRun) -> Result<()> {
     }
     node.import_images(run, &images::write_driver(run)?).await?;
     let cluster = Cluster { run, kubectl: Kubectl::new(run, &plane)?, plane: &plane };
+    admission::check(&cluster).await.context("admission policies")?;
     component::install(&cluster).await.context("component")?;
     csi_driver::install(&cluster).await.context("CSI driver")?;
     drop(cluster);

@@ -8,12 +8,6 @@ use cofferdam_domain::names::NODE_TOPOLOGY_KEY;
 use serde_json::{Value, json};
 
 const API_VERSION: &str = "admissionregistration.k8s.io/v1";
-/// Name of a policy without the driver's, and what it checks.
-const POLICIES: [(&str, fn(&AdmissionTarget<'_>) -> PolicyChecks); 3] = [
-    ("cofferdam-node-volumes", volume_checks),
-    ("cofferdam-node-claims", claim_checks),
-    ("cofferdam-node-configmaps", config_map_checks),
-];
 /// The node of the request's token. Kubernetes 1.32 and later name it in every token of a pod.
 const TOKEN_NODE: &str = "request.userInfo.?extra[?'authentication.kubernetes.io/node-name'][?0].orValue('')";
 /// The claim's annotation with the node that the scheduler selected.
@@ -40,7 +34,14 @@ struct PolicyChecks {
 
 /// The policies of a driver's node account, each with its binding.
 pub(crate) fn admission_policies(target: &AdmissionTarget<'_>) -> Vec<Value> {
-    POLICIES.iter().flat_map(|(name, checks)| policy_and_binding(name, checks(target), target)).collect()
+    [
+        ("cofferdam-node-volumes", volume_checks(target)),
+        ("cofferdam-node-claims", claim_checks()),
+        ("cofferdam-node-configmaps", config_map_checks(target)),
+    ]
+    .into_iter()
+    .flat_map(|(name, checks)| policy_and_binding(name, checks, target))
+    .collect()
 }
 
 fn policy_and_binding(name: &str, checks: PolicyChecks, target: &AdmissionTarget<'_>) -> [Value; 2] {
@@ -117,7 +118,7 @@ fn volume_checks(target: &AdmissionTarget<'_>) -> PolicyChecks {
 
 /// Of claims, only the annotation of the selected node changes, to or from the token's node. The status
 /// changes for claims whose selected node it is.
-fn claim_checks(_: &AdmissionTarget<'_>) -> PolicyChecks {
+fn claim_checks() -> PolicyChecks {
     let annotations = |object: &str| format!("{object}.metadata.?annotations.orValue({{}})");
     let selected = |object: &str| format!("{object}.metadata.?annotations[?'{SELECTED_NODE}']");
     let same_others = |one: &str, other: &str| {

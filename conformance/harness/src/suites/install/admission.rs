@@ -1,0 +1,237 @@
+//! The policies of `cofferdam render admission-policy`: requests of a node's account are allowed for the node of
+//! its token, and denied for others.
+
+use anyhow::{Context as _, Result, bail, ensure};
+use http::{Method, Request, header::CONTENT_TYPE};
+use k8s_openapi::api::admissionregistration::v1::ValidatingAdmissionPolicy;
+use kube::{Api, api::ListParams};
+use serde_json::{Value, json};
+
+use super::{Cluster, TIMEOUT};
+use crate::{account::Account, process, wait::until};
+
+const DRIVER: &str = "pool.policy.cofferdam.dev";
+const NAMESPACE: &str = "cofferdam-policy";
+const ACCOUNT: &str = "pool";
+const NODE: &str = "node-1";
+const OTHER_NODE: &str = "node-2";
+const SELECTED_NODE: &str = "volume.kubernetes.io/selected-node";
+const MERGE_PATCH: &str = "application/merge-patch+json";
+
+/// A request of the account, and the message of its denial; `None` if it is allowed.
+struct PolicyCase {
+    /// Node of the token.
+    node: Option<&'static str>,
+    method: Method,
+    path: String,
+    body: Value,
+    denial: Option<&'static str>,
+}
+
+pub(super) async fn check(cluster: &Cluster<'_>) -> Result<()> {
+    let (roles, flags) = (["provisioner", "resizer"], ["--drivers", "node"]);
+    Account::render(cluster.run, cluster.plane, ACCOUNT, &roles, NAMESPACE, &flags).await?;
+    let rendered = [
+        "render",
+        "admission-policy",
+        "--driver",
+        DRIVER,
+        "--namespace",
+        NAMESPACE,
+        "--service-account",
+        ACCOUNT,
+    ];
+    let file = cluster.run.directory().join("admission-policy.yaml");
+    std::fs::write(&file, process::run_to_completion(cluster.run.program(), &rendered).await?)?;
+    cluster.kubectl.run(&["apply", "--filename", &file.display().to_string()]).await?;
+    create_objects(cluster).await?;
+    let cases = cases();
+    let first = cases.first().context("no cases")?;
+    until("the policies have an effect", TIMEOUT, async || check_case(cluster, first).await).await?;
+    for case in &cases {
+        check_case(cluster, case)
+            .await
+            .with_context(|| format!("{} {} {}", case.method, case.path, case.body))?;
+    }
+    ensure_type_checked(cluster).await?;
+    cluster.run.add_note(&format!("{} requests of a node's account", cases.len()))
+}
+
+fn cases() -> Vec<PolicyCase> {
+    let case = |method: Method, path: String, body: Value, denial: Option<&'static str>| PolicyCase {
+        node: Some(NODE),
+        method,
+        path,
+        body,
+        denial,
+    };
+    let volumes = || "/api/v1/persistentvolumes".to_owned();
+    let volume_path = |name: &str| format!("/api/v1/persistentvolumes/{name}");
+    let claim_path = |name: &str| format!("/api/v1/namespaces/default/persistentvolumeclaims/{name}");
+    let maps = || format!("/api/v1/namespaces/{NAMESPACE}/configmaps");
+    let host_path = json!({"hostPath": {"path": "/"}});
+    let own_node = "expected a PersistentVolume of the own node; the token is of the node node-1";
+    let own_claim = "expected a claim whose selected node is the own node";
+    let own_journal = "expected an intent journal of the own node";
+    let label = json!({"metadata": {"labels": {"a": "b"}}});
+    let no_node = json!({"metadata": {"annotations": {SELECTED_NODE: null}}});
+    let status = json!({"status": {"conditions": []}});
+    vec![
+        case(
+            Method::POST,
+            volumes(),
+            volume("host", &host_path, NODE),
+            Some("of the CSI driver pool.policy.cofferdam.dev"),
+        ),
+        PolicyCase {
+            node: None,
+            ..case(
+                Method::POST,
+                volumes(),
+                volume("none", &csi(DRIVER), NODE),
+                Some("the token names no node"),
+            )
+        },
+        case(Method::POST, volumes(), volume("own", &csi(DRIVER), NODE), None),
+        case(Method::POST, volumes(), volume("foreign", &csi(DRIVER), OTHER_NODE), Some(own_node)),
+        case(
+            Method::POST,
+            volumes(),
+            volume("driver", &csi("array.example.com"), NODE),
+            Some("of the CSI driver"),
+        ),
+        case(Method::PATCH, volume_path("own"), label.clone(), None),
+        case(Method::PATCH, volume_path("other"), label.clone(), Some(own_node)),
+        case(Method::DELETE, volume_path("other"), Value::Null, Some(own_node)),
+        case(Method::DELETE, volume_path("own"), Value::Null, None),
+        case(Method::PATCH, claim_path("other"), no_node.clone(), Some(own_claim)),
+        case(Method::PATCH, claim_path("own"), label, Some("expected a change of the annotation")),
+        case(Method::PATCH, format!("{}/status", claim_path("own")), status.clone(), None),
+        case(Method::PATCH, format!("{}/status", claim_path("other")), status, Some(own_claim)),
+        case(Method::PATCH, claim_path("own"), no_node, None),
+        case(Method::POST, maps(), config_map(&journal("0"), NODE), None),
+        case(Method::POST, maps(), config_map(&journal("1"), OTHER_NODE), Some(own_journal)),
+        case(
+            Method::POST,
+            maps(),
+            config_map("cofferdam-orphans-array.example.com", NODE),
+            Some(own_journal),
+        ),
+        case(Method::POST, maps(), config_map("cofferdam-restored", NODE), None),
+        case(
+            Method::PATCH,
+            format!("{}/{}", maps(), journal("7")),
+            json!({"metadata": {"annotations": {"cofferdam.dev/node": NODE}}}),
+            Some(own_journal),
+        ),
+    ]
+}
+
+fn journal(shard: &str) -> String {
+    format!("cofferdam-intents-{DRIVER}.0123456789abcdef-{shard}")
+}
+
+fn csi(driver: &str) -> Value {
+    json!({"csi": {"driver": driver, "volumeHandle": "v"}})
+}
+
+fn volume(name: &str, source: &Value, node: &str) -> Value {
+    let expression = json!({"key": "topology.cofferdam.dev/node", "operator": "In", "values": [node]});
+    let mut volume = json!({
+        "metadata": {"name": name},
+        "spec": {
+            "capacity": {"storage": "1Gi"}, "accessModes": ["ReadWriteOnce"], "storageClassName": "none",
+            "nodeAffinity": {"required": {"nodeSelectorTerms": [{"matchExpressions": [expression]}]}},
+        },
+    });
+    if let (Some(spec), Some(source)) =
+        (volume.pointer_mut("/spec").and_then(Value::as_object_mut), source.as_object())
+    {
+        spec.extend(source.clone());
+    }
+    volume
+}
+
+fn config_map(name: &str, node: &str) -> Value {
+    json!({"metadata": {"name": name, "annotations": {"cofferdam.dev/node": node}}})
+}
+
+/// Creates objects of both nodes, as administrator.
+async fn create_objects(cluster: &Cluster<'_>) -> Result<()> {
+    let typed = |kind: &str, mut object: Value| {
+        if let Some(fields) = object.as_object_mut() {
+            fields.insert("apiVersion".to_owned(), json!("v1"));
+            fields.insert("kind".to_owned(), json!(kind));
+        }
+        object
+    };
+    let claim = |name: &str, node: &str| {
+        json!({
+            "metadata": {"name": name, "namespace": "default", "annotations": {SELECTED_NODE: node}},
+            "spec": {
+                "storageClassName": "unbound", "accessModes": ["ReadWriteOnce"],
+                "resources": {"requests": {"storage": "1Gi"}},
+            },
+        })
+    };
+    let mut map = config_map(&journal("7"), OTHER_NODE);
+    if let Some(metadata) = map.pointer_mut("/metadata").and_then(Value::as_object_mut) {
+        metadata.insert("namespace".to_owned(), json!(NAMESPACE));
+    }
+    let items = [
+        typed("PersistentVolume", volume("other", &csi(DRIVER), OTHER_NODE)),
+        typed("PersistentVolumeClaim", claim("own", NODE)),
+        typed("PersistentVolumeClaim", claim("other", OTHER_NODE)),
+        typed("ConfigMap", map),
+    ];
+    let file = cluster.run.directory().join("admission-objects.json");
+    std::fs::write(&file, json!({"apiVersion": "v1", "kind": "List", "items": items}).to_string())?;
+    cluster.kubectl.run(&["create", "--filename", &file.display().to_string()]).await?;
+    Ok(())
+}
+
+async fn check_case(cluster: &Cluster<'_>, case: &PolicyCase) -> Result<()> {
+    let content_type = if case.method == Method::PATCH { MERGE_PATCH } else { "application/json" };
+    let user = format!("system:serviceaccount:{NAMESPACE}:{ACCOUNT}");
+    let mut request = Request::builder()
+        .method(case.method.clone())
+        .uri(&case.path)
+        .header(CONTENT_TYPE, content_type)
+        .header("impersonate-user", user)
+        .header("impersonate-group", "system:authenticated");
+    if let Some(node) = case.node {
+        request = request.header("impersonate-extra-authentication.kubernetes.io%2fnode-name", node);
+    }
+    let body = if case.body.is_null() { Vec::new() } else { case.body.to_string().into_bytes() };
+    let result = cluster.client().request_text(request.body(body)?).await;
+    match (result, case.denial) {
+        (Ok(_), None) => Ok(()),
+        (Ok(_), Some(denial)) => bail!("allowed: expected the denial {denial:?}"),
+        (Err(error), None) => Err(error.into()),
+        (Err(error), Some(denial)) => {
+            let error = error.to_string();
+            ensure!(
+                error.contains("ValidatingAdmissionPolicy") && error.contains(denial),
+                "{error}: expected {denial:?}"
+            );
+            Ok(())
+        }
+    }
+}
+
+/// Checks that the API server finds no error of types in the policies.
+async fn ensure_type_checked(cluster: &Cluster<'_>) -> Result<()> {
+    let policies: Api<ValidatingAdmissionPolicy> = Api::all(cluster.client().clone());
+    until("the policies are type-checked", TIMEOUT, async || {
+        let all = policies.list(&ListParams::default()).await?.items;
+        ensure!(all.len() == 3, "{} policies", all.len());
+        for policy in all {
+            let status = policy.status.context("no status")?;
+            let checked = status.type_checking.context("not type-checked")?;
+            let warnings = checked.expression_warnings.unwrap_or_default();
+            ensure!(warnings.is_empty(), "{:?}: {warnings:?}", policy.metadata.name);
+        }
+        Ok(())
+    })
+    .await
+}
