@@ -64,7 +64,7 @@ impl Packages {
     }
 }
 
-/// Whether the bill of materials lists the crates of the program.
+/// Handling of the list of crates in the program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CrateList {
     /// It does. A program without a list, which `cargo auditable` writes, is an error.
@@ -73,14 +73,14 @@ pub enum CrateList {
     Omitted,
 }
 
-/// What the images of a release are made of.
+/// Input of the images of a release.
 #[derive(Clone, Debug)]
 pub struct Release {
     /// Path of the program, for messages.
     pub binary_name: String,
     /// The program.
     pub binary: Vec<u8>,
-    /// Whether its crates are listed.
+    /// Handling of its list of crates.
     pub crates: CrateList,
     /// Debian packages.
     pub packages: Packages,
@@ -88,7 +88,7 @@ pub struct Release {
     pub created: u64,
     /// Version, which is the tag of the images.
     pub version: String,
-    /// What precedes an image's name in containerd, such as `localhost`.
+    /// Prefix of the images' names in containerd, such as `localhost`.
     pub repository: String,
     /// URL of the source code.
     pub source: Option<String>,

@@ -4,6 +4,7 @@ use std::{
     fs,
     path::{Path, PathBuf},
     process::Command,
+    sync::Once,
 };
 
 use crate::{FileTree, ImageError, PinnedPackage, Pins, Result, sha256};
@@ -52,6 +53,9 @@ impl Package {
     }
 }
 
+/// Set after apt's lists were updated.
+static LISTS_UPDATED: Once = Once::new();
+
 /// A directory of downloaded packages.
 #[derive(Clone, Debug)]
 pub struct PackageCache(PathBuf);
@@ -90,7 +94,14 @@ impl PackageCache {
     fn download(&self, pin: &PinnedPackage) -> Result<PathBuf> {
         let PinnedPackage { name, version, architecture, .. } = pin;
         let pinned = format!("{}={version}", qualified(name, architecture));
-        if stanza(&pinned)?.is_none_or(|stanza| field(&stanza, "Version") != Some(version)) {
+        let is_missing = || -> Result<bool> {
+            Ok(stanza(&pinned)?.is_none_or(|stanza| field(&stanza, "Version") != Some(version)))
+        };
+        if is_missing()? {
+            // apt's lists may be missing or old. Only root can update them.
+            LISTS_UPDATED.call_once(|| drop(run("apt-get", &["--quiet", "update"])));
+        }
+        if is_missing()? {
             let candidate = stanza(&qualified(name, architecture))?;
             return Err(ImageError::MissingPackage {
                 name: name.clone(),

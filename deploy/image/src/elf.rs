@@ -1,4 +1,4 @@
-//! What an ELF file needs to run: its architecture, dynamic loader, libraries and symbol versions.
+//! Requirements of an ELF file: its architecture, dynamic loader, libraries and symbol versions.
 
 use std::{collections::BTreeSet, fmt};
 

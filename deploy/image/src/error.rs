@@ -31,7 +31,7 @@ pub enum ImageError {
     Entry {
         /// The path in the package or directory.
         path: String,
-        /// What is wrong with it.
+        /// The problem.
         problem: &'static str,
     },
     /// Two parts of a layer have one path with different content.

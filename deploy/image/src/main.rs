@@ -60,7 +60,7 @@ struct Build {
     /// Version and tag of the images
     #[arg(long, default_value = env!("CARGO_PKG_VERSION"))]
     version: String,
-    /// What precedes the names of the images in containerd
+    /// Prefix of the names of the images in containerd
     #[arg(long, default_value = "localhost")]
     repository: String,
     /// URL of the source code, as a label

@@ -24,7 +24,7 @@ pub struct LayerReport {
     pub digest: String,
     /// Size of the compressed layer, in bytes.
     pub compressed: u64,
-    /// What the layer contains.
+    /// Content of the layer.
     pub parts: Vec<PartReport>,
 }
 

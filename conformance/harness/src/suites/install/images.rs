@@ -7,8 +7,8 @@ use std::{
 
 use anyhow::{Context as _, Result};
 use cofferdam_image::{
-    Architecture, CrateList, Entry, FileTree, Image, Layer, Layout, PackageCache, Packages, Pins, Release,
-    assemble, write_archive,
+    Architecture, CrateList, Entry, FileTree, Image, ImageError, Layer, Layout, PackageCache, Packages, Pins,
+    Release, assemble, write_archive,
 };
 
 use super::helm::source_directory;
@@ -33,15 +33,14 @@ pub(super) async fn write_release(run: &SuiteRun, version: &str) -> Result<PathB
         process::run_to_completion("strip", &["-o", &output, &program]).await?;
     }
     let binary = fs::read(&stripped).with_context(|| format!("cannot read {}", stripped.display()))?;
-    let pins = Pins::read(&source_directory().join("deploy/image/packages.toml"))?;
-    let cache = PackageCache::new(package_cache()?);
+    let packages = load_packages(run)?;
     let output = run.scratch().join(format!("image-{version}"));
     let release = Release {
         binary_name: stripped.display().to_string(),
         binary,
         // The program under test is not built by `cargo auditable`.
         crates: CrateList::Omitted,
-        packages: Packages::load(&pins, &cache)?,
+        packages,
         created: CREATED,
         version: version.to_owned(),
         repository: REPOSITORY.to_owned(),
@@ -54,6 +53,22 @@ pub(super) async fn write_release(run: &SuiteRun, version: &str) -> Result<PathB
     write_archive(&output, &archive)?;
     fs::remove_dir_all(&output)?;
     Ok(archive)
+}
+
+/// The pinned packages. Debian's mirrors keep no superseded versions, so the suite uses the current ones if a pinned
+/// one is gone.
+fn load_packages(run: &SuiteRun) -> Result<Packages> {
+    let pins = Pins::read(&source_directory().join("deploy/image/packages.toml"))?;
+    let cache = PackageCache::new(package_cache()?);
+    match Packages::load(&pins, &cache) {
+        Err(ImageError::MissingPackage { name, version, .. }) => {
+            run.add_note(&format!("the images have current packages: {name} {version} is gone"))?;
+            let path = run.directory().join("packages.toml");
+            fs::write(&path, cofferdam_image::pin(&pins)?)?;
+            Ok(Packages::load(&Pins::read(&path)?, &cache)?)
+        }
+        loaded => Ok(loaded?),
+    }
 }
 
 /// Writes an image of the static Go driver, and returns its archive.
