@@ -152,7 +152,7 @@ mod tests {
         let error = wait_without_records(directory.path(), TIMEOUT).await.unwrap_err();
         assert!(error.to_string().starts_with("1 volumes of this node are mounted after 240s"), "{error}");
         let removal = async {
-            sleep(Duration::from_secs(100)).await;
+            sleep(Duration::from_millis(99_500)).await;
             std::fs::remove_file(&record).unwrap();
         };
         let started = Instant::now();
