@@ -114,7 +114,7 @@ impl KubeletNode {
         Self::start_with(run, plane, name, 0, true).await
     }
 
-    /// As [`start`](Self::start), with kubelet's default root, [`DEFAULT_KUBELET_ROOT`].
+    /// As [`start`](Self::start), with kubelet's default root, `/var/lib/kubelet`.
     ///
     /// # Errors
     /// As [`start`](Self::start).

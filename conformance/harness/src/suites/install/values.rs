@@ -7,7 +7,7 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 
 use super::helm::{Helm, HelmVersion, source_directory, write_values};
-use crate::run::SuiteRun;
+use crate::{process, run::SuiteRun};
 
 /// One case.
 #[derive(Debug, Deserialize)]
@@ -45,6 +45,66 @@ fn default_base() -> String {
     "component".to_owned()
 }
 
+/// An account that the chart renders for a file of values, and the flags with which `cofferdam render rbac` prints
+/// the same rights.
+const RIGHTS: [(&str, &str, &[&str]); 3] = [
+    ("component", "my-array-cofferdam-controller", &CENTRAL_FLAGS),
+    ("csi-driver", "my-array-cofferdam-controller", &CENTRAL_FLAGS),
+    (
+        "pool",
+        "my-array-cofferdam-node",
+        &[
+            "--role=provisioner",
+            "--role=resizer",
+            "--role=node",
+            "--drivers=node",
+            "--namespace=storage-node",
+        ],
+    ),
+];
+const CENTRAL_FLAGS: [&str; 4] =
+    ["--role=provisioner", "--role=attacher", "--role=resizer", "--namespace=storage"];
+
+/// Compares the rights of an account in the chart with those of `cofferdam render rbac`.
+async fn check_rights(run: &SuiteRun, base: &str, account: &str, flags: &[&str]) -> Result<()> {
+    let helm = Helm::without_cluster(run, HelmVersion::Three)?;
+    let values = base_file(base);
+    let chart =
+        helm.run(&["template", "my-array", "CHART", "--namespace", "storage", "--values", &values]).await?;
+    let account_flag = format!("--service-account={account}");
+    let render = [&["render", "rbac", &account_flag], flags].concat();
+    let rendered = process::run_to_completion(run.program(), &render).await?;
+    let (chart, rendered) = (rights(&chart, account)?, rights(&rendered, account)?);
+    ensure!(!rendered.is_empty() && chart == rendered, "the chart has {chart:?}: expected {rendered:?}");
+    Ok(())
+}
+
+/// The rules and bindings of an account, by kind, namespace and name of their object.
+fn rights(text: &str, account: &str) -> Result<BTreeMap<String, Value>> {
+    let documents: Vec<Value> = serde_saphyr::from_multiple(text)?;
+    let mut rights = BTreeMap::new();
+    for mut object in documents {
+        let kind = object.get("kind").and_then(Value::as_str).unwrap_or_default().to_owned();
+        let metadata = object.get("metadata").cloned().unwrap_or_default();
+        let name = metadata.get("name").and_then(Value::as_str).unwrap_or_default();
+        let is_of_account = name == account || name.ends_with(&format!(":{account}"));
+        if !is_of_account
+            || !["Role", "ClusterRole", "RoleBinding", "ClusterRoleBinding"].contains(&kind.as_str())
+        {
+            continue;
+        }
+        let namespace = metadata.get("namespace").and_then(Value::as_str).unwrap_or_default();
+        let key = format!("{kind} {namespace}/{name}");
+        if let Some(rules) = object.get_mut("rules").and_then(Value::as_array_mut) {
+            rules.sort_by_key(ToString::to_string);
+        }
+        let parts =
+            ["rules", "roleRef", "subjects"].map(|part| object.get(part).cloned().unwrap_or_default());
+        rights.insert(key, Value::from(parts.to_vec()));
+    }
+    Ok(rights)
+}
+
 /// Renders every case with every version of Helm.
 ///
 /// # Errors
@@ -63,6 +123,11 @@ pub(super) async fn check(run: &SuiteRun) -> Result<()> {
                 .await
                 .with_context(|| format!("{}: case {:?}", version.program(), case.name))?;
         }
+    }
+    for (base, account, flags) in RIGHTS {
+        check_rights(run, base, account, flags)
+            .await
+            .with_context(|| format!("rights of {account} in {base}"))?;
     }
     run.add_note(&format!("{} cases of values with helm 3 and helm 4", cases.len()))
 }
