@@ -331,6 +331,29 @@ impl Writer {
         Ok(Some((metadata.uid.into(), metadata.annotations.unwrap_or_default())))
     }
 
+    /// Reads one value of an object from the API server: that at a JSON pointer, null if there is none. Returns
+    /// `None` if the object does not exist. The cache is not updated.
+    ///
+    /// # Errors
+    /// [`ApiError`]
+    pub async fn read_value<K: CachedKind>(
+        &self,
+        key: &K::Key,
+        pointer: &str,
+    ) -> Result<Option<Value>, ApiError> {
+        let (namespace, name) = K::key_parts(key);
+        let target = describe_target(K::RESOURCE, namespace, name);
+        let path = object_path(K::RESOURCE, namespace, name, PatchTarget::Object);
+        let response = match self.api.read(&path, &target).await {
+            Ok(response) => response,
+            Err(ApiError::NotFound(_)) => return Ok(None),
+            Err(error) => return Err(error),
+        };
+        let object: Value =
+            serde_json::from_str(&response).map_err(|error| ApiError::invalid_response(&target, error))?;
+        Ok(Some(object.pointer(pointer).cloned().unwrap_or_default()))
+    }
+
     /// Lists the objects of a namespace from the API server and caches them.
     ///
     /// # Errors

@@ -99,12 +99,15 @@ pub(crate) struct DevFlags {
 pub(crate) enum RenderCommand {
     /// Print a service account with exactly the permissions that the roles use
     Rbac(RbacCommand),
-    /// Print ValidatingAdmissionPolicies that restrict the account of a node-local driver to the node of its
-    /// process, for the topology key topology.cofferdam.dev/node; apply them before the permissions
+    /// Print ValidatingAdmissionPolicies that restrict an account; apply them before the permissions
     AdmissionPolicy {
         /// Name of the driver
         #[arg(long, value_name = "NAME")]
         driver: String,
+
+        /// Restriction of the account
+        #[arg(long, value_enum, default_value_t, value_name = "POLICY")]
+        policy: AdmissionPolicyArg,
 
         /// Namespace of the account
         #[arg(long, value_name = "NAME", default_value = "cofferdam")]
@@ -120,8 +123,8 @@ pub(crate) enum RenderCommand {
 #[derive(Debug, Args)]
 pub(crate) struct RbacCommand {
     /// Role that runs under the account; repeat it for more: provisioner, attacher, resizer,
-    /// pv-controller, protection, attach-detach, node, registrar, liveness, csi-server [default: the
-    /// first six]
+    /// pv-controller, protection, attach-detach, startup-taint, node, registrar, liveness, csi-server
+    /// [default: the first seven]
     #[arg(long, value_name = "ROLE")]
     pub(crate) role: Vec<String>,
 
@@ -155,6 +158,17 @@ pub(crate) struct RbacCommand {
     /// the account of a driver on nodes reads no Secret
     #[arg(long, value_name = "NAMESPACE/NAME", conflicts_with = "secret_namespaces")]
     pub(crate) secret: Vec<String>,
+}
+
+/// Restriction of an account by policies.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
+pub(crate) enum AdmissionPolicyArg {
+    /// The account of a node-local driver changes objects of its node only; the topology key of the driver is
+    /// topology.cofferdam.dev/node
+    #[default]
+    NodeLocal,
+    /// The account of the role startup-taint changes nothing of Nodes but the taint DRIVER/agent-not-ready
+    StartupTaint,
 }
 
 /// Placement of the drivers' storage, which determines the permissions to read nodes.

@@ -210,7 +210,7 @@ fn an_invalid_setting_is_reported_in_one_line() {
     assert_eq!(
         usage_error(&scratch, &["run", "--role", "resiser"]),
         "flag --role: unknown role \"resiser\": expected one of provisioner, attacher, resizer, \
-         pv-controller, protection, attach-detach, node, registrar, liveness, csi-server"
+         pv-controller, protection, attach-detach, startup-taint, node, registrar, liveness, csi-server"
     );
     assert_eq!(usage_error(&scratch, &["run"]), "no role: expected at least one, as in --role provisioner");
     let line = usage_error(&scratch, &["dev", "--timeout", "soon"]);

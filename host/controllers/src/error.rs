@@ -31,6 +31,13 @@ pub enum ControllerManagerError {
         "driver {0} is of one node: expected no role attacher beside it, for its volumes are not attached"
     )]
     AttacherWithNodeLocalDriver(DriverName),
+    /// A process with the role startup-taint and a node-local driver: the process of every node would change
+    /// every node.
+    #[error(
+        "driver {0} is of one node: expected no role startup-taint beside it, which needs the right to \
+         change every node"
+    )]
+    StartupTaintWithNodeLocalDriver(DriverName),
     /// A read failed: of the cluster's identity, or of the journal of a driver. After a restore of the
     /// cluster, the manager repeats these reads instead of returning the error.
     #[error("cannot start: {0}")]

@@ -35,6 +35,7 @@ pub mod rbac;
 pub mod resizer;
 pub mod role;
 pub mod settings;
+pub mod startup_taint;
 pub mod table;
 pub mod watches;
 

@@ -16,6 +16,7 @@ use crate::{
     rbac::{self, DriverPlacement, PolicyRule},
     resizer::reconcile::Resizer,
     role::Role,
+    startup_taint::reconcile::StartupTaint,
 };
 
 /// Every controller. The order is that of `--role` in help texts and of start-up.
@@ -26,6 +27,7 @@ pub const CONTROLLERS: &[Declaration] = &[
     Declaration::of::<PvController>(),
     Declaration::of::<Protection>(),
     Declaration::of::<AttachDetach>(),
+    Declaration::of::<StartupTaint>(),
 ];
 
 /// Error of parsing a name that is not the role of a controller.

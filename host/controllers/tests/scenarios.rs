@@ -25,7 +25,7 @@ use std::{
 
 use cofferdam_controllers::{
     Role, attach_detach, attacher, protection, provisioner, pv_controller, rbac::DriverPlacement, resizer,
-    table,
+    startup_taint, table,
 };
 use cofferdam_sim::{FinalState, Scenario, Simulation, UsedRules, scenarios};
 use tokio::runtime::Builder;
@@ -79,7 +79,14 @@ async fn every_scenario_converges_with_one_process_per_role_and_minimal_rbac() {
     // Every RBAC rule is used by a scenario.
     let mut unused = Vec::new();
     let provisioners = DriverPlacement::ALL.map(|drivers| (provisioner::ROLE, drivers));
-    let others = [attacher::ROLE, resizer::ROLE, pv_controller::ROLE, protection::ROLE, attach_detach::ROLE];
+    let others = [
+        attacher::ROLE,
+        resizer::ROLE,
+        pv_controller::ROLE,
+        protection::ROLE,
+        attach_detach::ROLE,
+        startup_taint::ROLE,
+    ];
     let others = others.map(|role| (role, DriverPlacement::ClusterWide));
     for (role, drivers) in provisioners.into_iter().chain(others) {
         for rule in table::rbac_rules(&[role].into(), drivers) {

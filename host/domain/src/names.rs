@@ -70,6 +70,8 @@ const ATTACHER_FINALIZER_PREFIX: &str = "external-attacher/";
 pub const CONTROLLER_MANAGED_ATTACH: &str = "volumes.kubernetes.io/controller-managed-attach-detach";
 /// Node: key of the taint by which an administrator declares a node shut down. Value and effect are ignored.
 pub const OUT_OF_SERVICE_TAINT: &str = "node.kubernetes.io/out-of-service";
+/// Suffix of [`startup_taint`].
+const STARTUP_TAINT_SUFFIX: &str = "/agent-not-ready";
 
 /// The annotations of API objects that the controllers read. The cache keeps an object's annotations of these
 /// names and no others: users may write as many annotations as fit into an object. An annotation that a user
@@ -128,6 +130,19 @@ pub fn is_pod_attachment(name: &VolumeAttachmentName) -> bool {
 /// is the operator's reason.
 pub fn confirm_no_volume(claim: &Uid) -> String {
     format!("{CONFIRM_NO_VOLUME_PREFIX}{claim}")
+}
+
+/// Node: key of a driver's start-up taint. Administrators set it on new nodes, so that no pod is scheduled to
+/// a node before the driver is registered there. Value and effect are ignored. Many drivers have a taint of
+/// this form, such as `ebs.csi.aws.com/agent-not-ready`.
+pub fn startup_taint(driver: &DriverName) -> String {
+    format!("{driver}{STARTUP_TAINT_SUFFIX}")
+}
+
+/// The driver of a [`startup_taint`]; `None` for all other keys.
+pub fn driver_of_startup_taint(key: &str) -> Option<DriverName> {
+    let driver = key.strip_suffix(STARTUP_TAINT_SUFFIX)?;
+    (!driver.is_empty()).then(|| driver.into())
 }
 
 /// Finalizer of a driver's VolumeAttachments and their PersistentVolumes.
@@ -206,6 +221,17 @@ mod tests {
         ];
         for (driver, finalizer) in table {
             assert_eq!(attacher_finalizer(&driver.into()), finalizer);
+        }
+    }
+
+    #[test]
+    fn startup_taints_name_their_driver() {
+        let driver = "ebs.csi.aws.com".into();
+        let key = startup_taint(&driver);
+        assert_eq!(key, "ebs.csi.aws.com/agent-not-ready");
+        assert_eq!(driver_of_startup_taint(&key), Some(driver));
+        for other in ["/agent-not-ready", "agent-not-ready", "ebs.csi.aws.com/agent-not-ready-2", ""] {
+            assert_eq!(driver_of_startup_taint(other), None, "{other}");
         }
     }
 

@@ -49,6 +49,8 @@ pub struct Node {
     pub ready: bool,
     /// True if the taint `node.kubernetes.io/out-of-service` is set.
     pub out_of_service: bool,
+    /// Drivers whose [start-up taint](crate::names::startup_taint) is set, sorted.
+    pub startup_taints: Box<[DriverName]>,
     /// `status.volumesAttached` and `status.volumesInUse`, sorted by name.
     pub volumes: Box<[NodeVolumeStatus]>,
 }

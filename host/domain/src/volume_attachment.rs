@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use crate::{
-    ids::{DriverName, NodeId, NodeName, ObjectMeta, VolumeAttachmentName, VolumeName},
+    ids::{DriverName, NodeId, NodeName, ObjectMeta, Uid, VolumeAttachmentName, VolumeName},
     string_map::StringMap,
 };
 
@@ -68,6 +68,8 @@ pub struct CsiNode {
     pub name: NodeName,
     /// Metadata.
     pub meta: ObjectMeta,
+    /// Uids of `metadata.ownerReferences`. The kubelet sets that of the Node.
+    pub owners: Box<[Uid]>,
     /// `nodeID` by driver, from `spec.drivers`.
     pub node_ids: BTreeMap<DriverName, NodeId>,
     /// `topologyKeys` by driver, from `spec.drivers`.

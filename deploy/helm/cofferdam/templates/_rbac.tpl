@@ -93,3 +93,18 @@ subjects:
 {{- end -}}
 {{- toJson $list -}}
 {{- end -}}
+
+{{/* The policies that `cofferdam render admission-policy` prints: dict "context" "policy" "namespace" "account" */}}
+{{- define "cofferdam.admissionPolicies" -}}
+{{- $words := dict "DRIVER" .context.Values.driver.name "NAMESPACE" .namespace "ACCOUNT" .account -}}
+{{- $text := get (.context.Files.Get "files/admission-policies.json" | fromJson) .policy | toJson -}}
+{{- range $word, $value := $words -}}
+{{- $text = replace $word $value $text -}}
+{{- end -}}
+{{- $labels := include "cofferdam.labels" .context | fromYaml -}}
+{{- range $object := fromJsonArray $text }}
+---
+{{- $_ := set $object.metadata "labels" $labels }}
+{{ toYaml $object }}
+{{- end }}
+{{- end -}}

@@ -163,7 +163,7 @@
 
 {{- define "cofferdam.validateRoles" -}}
 {{- $controller := .context.Values.controller -}}
-{{- $known := list "provisioner" "attacher" "resizer" "pv-controller" "protection" "attach-detach" -}}
+{{- $known := list "provisioner" "attacher" "resizer" "pv-controller" "protection" "attach-detach" "startup-taint" -}}
 {{- range $controller.roles -}}
 {{- if not (has . $known) -}}
 {{- fail (printf "controller.roles has %q: expected names of %s" . (join ", " $known)) -}}
@@ -171,6 +171,9 @@
 {{- end -}}
 {{- if and $controller.enabled (not $controller.roles) -}}
 {{- fail (printf "controller.roles is empty: expected names of %s, or controller.enabled: false" (join ", " $known)) -}}
+{{- end -}}
+{{- if and .nodeLocal $controller.enabled (has "startup-taint" $controller.roles) -}}
+{{- fail "controller.roles has \"startup-taint\" for a driver on nodes: expected it to be absent, because no process of the driver may change other nodes" -}}
 {{- end -}}
 {{- $local := false -}}
 {{- if $controller.enabled -}}

@@ -46,7 +46,8 @@ impl Kind for CsiNode {
             ids.insert(name, id.into());
         }
         let name = NodeName::new(metadata.name());
-        Ok(Self { name, meta: metadata.into_domain()?, node_ids: ids, topology_keys })
+        let owners = metadata.owners().collect();
+        Ok(Self { name, meta: metadata.into_domain()?, owners, node_ids: ids, topology_keys })
     }
 
     fn key(&self) -> Self::Key {
@@ -64,6 +65,14 @@ mod tests {
 
     use super::*;
     use crate::objects::decode::object;
+
+    #[test]
+    fn the_owners_of_a_csi_node_are_decoded() {
+        let owner = json!({"apiVersion": "v1", "kind": "Node", "name": "n", "uid": "u-1"});
+        let metadata = json!({"name": "n", "resourceVersion": "7", "ownerReferences": [owner]});
+        let node = object::<CsiNode>(&json!({"metadata": metadata}).to_string()).unwrap().unwrap();
+        assert_eq!(*node.owners, ["u-1".into()]);
+    }
 
     #[test]
     fn csi_node_ids_and_topology_keys_are_decoded() {

@@ -53,6 +53,11 @@ impl<L> Meta<L> {
         owners.find(|owner| owner.controller == Some(true)).map(|owner| Uid::new(Arc::clone(&owner.uid.0)))
     }
 
+    /// Uids of the owner references.
+    pub(crate) fn owners(&self) -> impl Iterator<Item = Uid> {
+        self.owner_references.iter().flatten().map(|owner| Uid::new(Arc::clone(&owner.uid.0)))
+    }
+
     /// `uid`; empty if absent.
     pub(crate) fn uid(&self) -> Uid {
         self.uid.as_ref().map_or_else(Uid::default, |uid| Uid::new(Arc::clone(&uid.0)))

@@ -1,8 +1,10 @@
 //! Node.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
-use cofferdam_domain::{Node, NodeName, NodeVolumeStatus, ObjectMeta, StringMap, UniqueVolumeName, names};
+use cofferdam_domain::{
+    DriverName, Node, NodeName, NodeVolumeStatus, ObjectMeta, StringMap, UniqueVolumeName, names,
+};
 use serde::Deserialize;
 
 use super::{DecodeError, Kind, error::parse_json, meta::LabelledMeta, strings::OwnedStr};
@@ -77,17 +79,17 @@ impl Kind for Node {
             volumes.entry(name.clone()).or_insert_with(|| blank(&name)).in_use = true;
         }
         let ready = |condition: &Condition| &*condition.kind == "Ready" && &*condition.status == "True";
+        let taints = spec.taints.unwrap_or_default();
+        let startup_taints: BTreeSet<DriverName> =
+            taints.iter().filter_map(|taint| names::driver_of_startup_taint(&taint.key)).collect();
         Ok(Self {
             name,
             meta,
             labels: labels.iter().map(|(key, value)| (key.into(), value.into())).collect(),
             controller_managed: managed,
             ready: status.conditions.iter().flatten().any(ready),
-            out_of_service: spec
-                .taints
-                .iter()
-                .flatten()
-                .any(|taint| &*taint.key == names::OUT_OF_SERVICE_TAINT),
+            out_of_service: taints.iter().any(|taint| &*taint.key == names::OUT_OF_SERVICE_TAINT),
+            startup_taints: startup_taints.into_iter().collect(),
             volumes: volumes.into_values().collect(),
         })
     }
@@ -115,7 +117,14 @@ mod tests {
                 "name": "n", "resourceVersion": "7",
                 "annotations": {"volumes.kubernetes.io/controller-managed-attach-detach": ""},
             },
-            "spec": {"taints": [{"key": "node.kubernetes.io/out-of-service", "effect": "NoExecute"}]},
+            "spec": {"taints": [
+                {"key": "node.kubernetes.io/out-of-service", "effect": "NoExecute"},
+                {"key": "d.example.com/agent-not-ready", "effect": "NoExecute"},
+                {"key": "d.example.com/agent-not-ready", "effect": "NoSchedule"},
+                {"key": "a.example.com/agent-not-ready", "effect": "NoSchedule"},
+                {"key": "d.example.com/other", "effect": "NoSchedule"},
+                {"key": "/agent-not-ready", "effect": "NoSchedule"},
+            ]},
             "status": {
                 "conditions": [{"type": "Ready", "status": "True"}],
                 "volumesAttached": [{"name": "b", "devicePath": "/dev/b"}, {"name": "a", "devicePath": ""}],
@@ -124,6 +133,7 @@ mod tests {
         });
         let node = object::<Node>(&json.to_string()).unwrap().unwrap();
         assert!(node.controller_managed && node.ready && node.out_of_service);
+        assert_eq!(*node.startup_taints, ["a.example.com".into(), "d.example.com".into()]);
         let volume = |name: &str, attached, device_path: &str, in_use| NodeVolumeStatus {
             name: name.into(),
             attached,

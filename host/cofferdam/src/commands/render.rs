@@ -14,11 +14,11 @@ use cofferdam_domain::dns::{is_dns_label, is_dns_subdomain};
 use serde_json::{Value, json};
 
 use crate::{
-    cli::{DriverPlacementArg, RbacCommand, RenderCommand},
+    cli::{AdmissionPolicyArg, DriverPlacementArg, RbacCommand, RenderCommand},
     config::{NodeRole, Roles, SecretNamespaceList},
     error::CommandError,
 };
-pub(crate) use admission_policy::{AdmissionTarget, admission_policies};
+pub(crate) use admission_policy::{AdmissionTarget, node_local_policies, startup_taint_policies};
 
 const RBAC_API_GROUP: &str = "rbac.authorization.k8s.io";
 
@@ -49,7 +49,7 @@ impl From<RenderError> for CommandError {
 pub(crate) fn render(command: &RenderCommand) -> Result<String, CommandError> {
     match command {
         RenderCommand::Rbac(command) => render_rbac(command),
-        RenderCommand::AdmissionPolicy { driver, namespace, service_account } => {
+        RenderCommand::AdmissionPolicy { driver, policy, namespace, service_account } => {
             check_namespace("--namespace", namespace)?;
             check_service_account(service_account)?;
             if !is_dns_subdomain(driver) {
@@ -59,7 +59,10 @@ pub(crate) fn render(command: &RenderCommand) -> Result<String, CommandError> {
                 return Err(RenderError::Argument(message).into());
             }
             let target = AdmissionTarget { driver, namespace, service_account };
-            to_yaml(&admission_policies(&target))
+            to_yaml(&match policy {
+                AdmissionPolicyArg::NodeLocal => node_local_policies(&target),
+                AdmissionPolicyArg::StartupTaint => startup_taint_policies(&target),
+            })
         }
     }
 }
@@ -381,6 +384,7 @@ mod tests {
     fn the_policies_name_the_account_and_the_driver() {
         let command = |driver: &str, namespace: &str| RenderCommand::AdmissionPolicy {
             driver: driver.to_owned(),
+            policy: AdmissionPolicyArg::NodeLocal,
             namespace: namespace.to_owned(),
             service_account: "pool".to_owned(),
         };
@@ -614,7 +618,7 @@ mod tests {
         assert_eq!(
             rendered(&["resiser"], "storage").unwrap_err().to_string(),
             "--role: unknown role \"resiser\": expected one of provisioner, attacher, resizer, \
-             pv-controller, protection, attach-detach, node, registrar, liveness, csi-server"
+             pv-controller, protection, attach-detach, startup-taint, node, registrar, liveness, csi-server"
         );
         assert!(
             rendered(&[], "Storage")

@@ -160,9 +160,9 @@ macro_rules! settings {
 settings! {
     ALL => {
         /// Role to run; repeat it for more: provisioner, attacher, resizer, pv-controller, protection,
-        /// attach-detach; on nodes: node, registrar, liveness; without a cluster: csi-server
+        /// attach-detach, startup-taint; on nodes: node, registrar, liveness; without a cluster: csi-server
         #[serde(default)]
-        role: Roles = List("ROLE"), Computed("none; in dev: the first six");
+        role: Roles = List("ROLE"), Computed("none; in dev: the first seven");
         /// Driver component to load, or unix:PATH for the socket of a CSI driver; repeat it for more. NAME is
         /// the name of the driver's section in the configuration, by default the file's name
         #[serde(default)]

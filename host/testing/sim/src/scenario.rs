@@ -49,6 +49,8 @@ pub struct Scenario {
     pub attachments: &'static [&'static str],
     /// Expected [`FinalState::volumes_attached`].
     pub volumes_attached: &'static [&'static str],
+    /// Expected [`FinalState::startup_taints`].
+    pub startup_taints: &'static [&'static str],
     /// Expected [`FinalState::published`].
     pub published: &'static [&'static str],
     /// Expected [`FinalState::array_owners`].
@@ -178,6 +180,7 @@ impl Scenario {
         compare("resizes", &final_state.resizes, self.resizes);
         compare("attachments", &final_state.attachments, self.attachments);
         compare("volumesAttached", &final_state.volumes_attached, self.volumes_attached);
+        compare("startup taints", &final_state.startup_taints, self.startup_taints);
         compare("published", &final_state.published, self.published);
         compare("array owners", &final_state.array_owners, self.array_owners);
         compare("intents", &[final_state.intents.to_string()], &["0"]);

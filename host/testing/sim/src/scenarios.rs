@@ -1,5 +1,5 @@
-//! The scenario table of provisioner, attacher, resizer, pv-controller, protection and attach-detach: given
-//! objects and faults, the expected objects, events and driver calls.
+//! The scenario table of provisioner, attacher, resizer, pv-controller, protection, attach-detach and
+//! startup-taint: given objects and faults, the expected objects, events and driver calls.
 //!
 //! The rows run on every [`TestCluster`](crate::TestCluster); [`Scenario::skipped_on`] lists exceptions with
 //! their reasons.
@@ -12,6 +12,7 @@ mod node_local;
 mod provisioning;
 mod resizing;
 mod secrets;
+mod startup_taint;
 mod stuck_intents;
 mod topology;
 mod volume_attachment;
@@ -56,6 +57,7 @@ pub fn scenarios() -> Vec<Scenario> {
     all.extend(secrets::scenarios());
     all.extend(changed_secrets::scenarios());
     all.extend(stuck_intents::scenarios());
+    all.extend(startup_taint::scenarios());
     all
 }
 

@@ -23,7 +23,7 @@ use cofferdam_controllers::{
     rbac::{DriverPlacement, NodeTopologySource},
     resizer, table,
 };
-use cofferdam_domain::term::Term;
+use cofferdam_domain::{names::startup_taint, term::Term};
 use parking_lot::Mutex;
 use prometheus_client::registry::Registry;
 use serde_json::Value;
@@ -33,7 +33,7 @@ use tower::BoxError;
 
 use crate::{
     action::{UserAction, WaitFor},
-    api::{NODES_PATH, VOLUME_ATTACHMENTS_PATH, get, text},
+    api::{NODES_PATH, VOLUME_ATTACHMENTS_PATH, get, list_at, text},
     driver::{
         Clock, DriverFault, JournalReader, ListingBehavior, PublishingBehavior, ResizingBehavior,
         ScriptedDriver, TopologyBehavior, UserActionHandler,
@@ -118,6 +118,8 @@ pub struct FinalState {
     pub attachments: Vec<String>,
     /// `handles on node` of every node with a non-empty `volumesAttached`, sorted.
     pub volumes_attached: Vec<String>,
+    /// Names of the nodes with the start-up taint of the scenarios' driver, sorted.
+    pub startup_taints: Vec<String>,
     /// `handle node` of every published volume, sorted.
     pub published: Vec<String>,
     /// Owners of the array's volumes: `a` or `a on node` for claim `a`, with `gone` as the name of a claim
@@ -798,6 +800,12 @@ impl Simulation {
             resizes: sorted(claims.iter().filter_map(|claim| resize_line(claim, &volumes))),
             attachments: sorted(attachments.iter().map(attachment_line)),
             volumes_attached: sorted(nodes.iter().filter_map(invariants::volumes_attached_line)),
+            startup_taints: sorted(
+                nodes
+                    .iter()
+                    .filter(|node| has_startup_taint(node))
+                    .map(|node| text(node, "/metadata/name").to_owned()),
+            ),
             published: sorted(published.iter().map(|(handle, node)| format!("{handle} {node}"))),
             array_owners: sorted(owners.iter().map(|(uid, node)| format!("{}{node}", claim_of(uid)))),
             intents: self.intents().await,
@@ -882,6 +890,12 @@ fn sorted(lines: impl Iterator<Item = String>) -> Vec<String> {
     let mut lines: Vec<String> = lines.collect();
     lines.sort();
     lines
+}
+
+/// Returns true if a node has the start-up taint of the scenarios' driver.
+fn has_startup_taint(node: &Value) -> bool {
+    let key = startup_taint(&DRIVER.into());
+    list_at(node, "/spec/taints").iter().any(|taint| text(taint, "/key") == key)
 }
 
 /// The line of [`FinalState::resizes`] for one claim.

@@ -1,5 +1,6 @@
 //! The policies of `cofferdam render admission-policy`: requests of a node's account are allowed for the node of
-//! its token, and denied for others.
+//! its token, and denied for others; those of an account with the role `startup-taint` are allowed if they remove
+//! the taint from a Node, and change nothing else.
 
 use anyhow::{Context as _, Result, bail, ensure};
 use http::{Method, Request, header::CONTENT_TYPE};
@@ -12,14 +13,20 @@ use crate::{account::Account, process, wait::until};
 
 const DRIVER: &str = "pool.policy.cofferdam.dev";
 const NAMESPACE: &str = "cofferdam-policy";
+/// Account of a node.
 const ACCOUNT: &str = "pool";
+/// Account with the role `startup-taint`.
+const TAINT_ACCOUNT: &str = "controller";
 const NODE: &str = "node-1";
 const OTHER_NODE: &str = "node-2";
 const SELECTED_NODE: &str = "volume.kubernetes.io/selected-node";
 const MERGE_PATCH: &str = "application/merge-patch+json";
+const JSON_PATCH: &str = "application/json-patch+json";
 
-/// A request of the account, and the message of its denial; `None` if it is allowed.
+/// A request of an account, and the message of its denial; `None` if it is allowed.
+#[derive(Clone)]
 struct PolicyCase {
+    account: &'static str,
     /// Node of the token.
     node: Option<&'static str>,
     method: Method,
@@ -29,36 +36,82 @@ struct PolicyCase {
 }
 
 pub(super) async fn check(cluster: &Cluster<'_>) -> Result<()> {
-    let (roles, flags) = (["provisioner", "resizer"], ["--drivers", "node"]);
-    Account::render(cluster.run, cluster.plane, ACCOUNT, &roles, NAMESPACE, &flags).await?;
-    let rendered = [
-        "render",
-        "admission-policy",
-        "--driver",
-        DRIVER,
-        "--namespace",
-        NAMESPACE,
-        "--service-account",
-        ACCOUNT,
-    ];
-    let file = cluster.run.directory().join("admission-policy.yaml");
-    std::fs::write(&file, process::run_to_completion(cluster.run.program(), &rendered).await?)?;
-    cluster.kubectl.run(&["apply", "--filename", &file.display().to_string()]).await?;
+    let node_local = (ACCOUNT, ["provisioner", "resizer"].as_slice(), ["--drivers", "node"].as_slice());
+    for (account, roles, flags) in [node_local, (TAINT_ACCOUNT, &["startup-taint"], &[])] {
+        Account::render(cluster.run, cluster.plane, account, roles, NAMESPACE, flags).await?;
+    }
+    apply_policies(cluster, "node-local", ACCOUNT).await?;
+    apply_policies(cluster, "startup-taint", TAINT_ACCOUNT).await?;
     create_objects(cluster).await?;
-    let cases = cases();
-    let first = cases.first().context("no cases")?;
-    until("the policies have an effect", TIMEOUT, async || check_case(cluster, first).await).await?;
+    let (of_nodes, of_taints) = (cases(), taint_cases());
+    for first in [of_nodes.first(), of_taints.first()] {
+        let first = first.context("no cases")?;
+        until("the policies have an effect", TIMEOUT, async || check_case(cluster, first).await).await?;
+    }
+    let cases = [of_nodes, of_taints].concat();
     for case in &cases {
         check_case(cluster, case)
             .await
             .with_context(|| format!("{} {} {}", case.method, case.path, case.body))?;
     }
     ensure_type_checked(cluster).await?;
-    cluster.run.add_note(&format!("{} requests of a node's account", cases.len()))
+    // A DaemonSet would have a pod there.
+    cluster.kubectl.run(&["delete", "node", OTHER_NODE]).await?;
+    cluster.run.add_note(&format!("{} requests of accounts with admission policies", cases.len()))
+}
+
+/// Applies a policy of `cofferdam render admission-policy` for an account.
+async fn apply_policies(cluster: &Cluster<'_>, policy: &str, account: &str) -> Result<()> {
+    let rendered = [
+        "render",
+        "admission-policy",
+        "--driver",
+        DRIVER,
+        "--policy",
+        policy,
+        "--namespace",
+        NAMESPACE,
+        "--service-account",
+        account,
+    ];
+    let file = cluster.run.directory().join(format!("admission-policy-{policy}.yaml"));
+    std::fs::write(&file, process::run_to_completion(cluster.run.program(), &rendered).await?)?;
+    cluster.kubectl.run(&["apply", "--filename", &file.display().to_string()]).await?;
+    Ok(())
+}
+
+/// Requests of the account with the role `startup-taint` about a node whose first taint is that of the driver.
+fn taint_cases() -> Vec<PolicyCase> {
+    let case = |path: &str, operations: Value, denial: Option<&'static str>| PolicyCase {
+        account: TAINT_ACCOUNT,
+        node: None,
+        method: Method::PATCH,
+        path: format!("/api/v1/nodes/{path}"),
+        body: operations,
+        denial,
+    };
+    let add = |path: &str, value: Value| json!([{"op": "add", "path": path, "value": value}]);
+    let remove = |index: usize| json!([{"op": "remove", "path": format!("/spec/taints/{index}")}]);
+    let (only_taints, only_removal) =
+        (Some("expected a change of the taints of the Node only"), Some("expected the removal of the taint"));
+    let taint = json!({"key": "other", "effect": "NoExecute"});
+    vec![
+        case(OTHER_NODE, add("/metadata/labels", json!({"a": "b"})), only_taints),
+        case(OTHER_NODE, add("/metadata/annotations", json!({"a": "b"})), only_taints),
+        case(OTHER_NODE, add("/spec/unschedulable", json!(true)), only_taints),
+        case(OTHER_NODE, add("/spec/providerID", json!("other")), only_taints),
+        case(OTHER_NODE, add("/spec/taints/0", taint), only_removal),
+        case(OTHER_NODE, add("/spec/taints/0/effect", json!("NoSchedule")), only_removal),
+        case(OTHER_NODE, remove(1), only_removal),
+        case(OTHER_NODE, json!([{"op": "remove", "path": "/spec/taints"}]), only_removal),
+        case(OTHER_NODE, remove(0), None),
+        case(OTHER_NODE, remove(0), only_removal),
+    ]
 }
 
 fn cases() -> Vec<PolicyCase> {
     let case = |method: Method, path: String, body: Value, denial: Option<&'static str>| PolicyCase {
+        account: ACCOUNT,
         node: Some(NODE),
         method,
         path,
@@ -178,7 +231,11 @@ async fn create_objects(cluster: &Cluster<'_>) -> Result<()> {
     if let Some(metadata) = map.pointer_mut("/metadata").and_then(Value::as_object_mut) {
         metadata.insert("namespace".to_owned(), json!(NAMESPACE));
     }
+    let taint = |key: &str| json!({"key": key, "effect": "NoSchedule"});
+    let taints = [taint(&format!("{DRIVER}/agent-not-ready")), taint("kept")];
+    let node = json!({"metadata": {"name": OTHER_NODE}, "spec": {"taints": taints}});
     let items = [
+        typed("Node", node),
         typed("PersistentVolume", volume("other", &csi(DRIVER), OTHER_NODE)),
         typed("PersistentVolumeClaim", claim("own", NODE)),
         typed("PersistentVolumeClaim", claim("other", OTHER_NODE)),
@@ -191,8 +248,12 @@ async fn create_objects(cluster: &Cluster<'_>) -> Result<()> {
 }
 
 async fn check_case(cluster: &Cluster<'_>, case: &PolicyCase) -> Result<()> {
-    let content_type = if case.method == Method::PATCH { MERGE_PATCH } else { "application/json" };
-    let user = format!("system:serviceaccount:{NAMESPACE}:{ACCOUNT}");
+    let content_type = match (&case.method, &case.body) {
+        (&Method::PATCH, Value::Array(_)) => JSON_PATCH,
+        (&Method::PATCH, _) => MERGE_PATCH,
+        _ => "application/json",
+    };
+    let user = format!("system:serviceaccount:{NAMESPACE}:{}", case.account);
     let mut request = Request::builder()
         .method(case.method.clone())
         .uri(&case.path)
@@ -224,7 +285,7 @@ async fn ensure_type_checked(cluster: &Cluster<'_>) -> Result<()> {
     let policies: Api<ValidatingAdmissionPolicy> = Api::all(cluster.client().clone());
     until("the policies are type-checked", TIMEOUT, async || {
         let all = policies.list(&ListParams::default()).await?.items;
-        ensure!(all.len() == 3, "{} policies", all.len());
+        ensure!(all.len() == 4, "{} policies", all.len());
         for policy in all {
             let status = policy.status.context("no status")?;
             let checked = status.type_checking.context("not type-checked")?;

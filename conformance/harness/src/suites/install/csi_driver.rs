@@ -1,5 +1,7 @@
 //! An existing CSI driver as containers of the chart's pods, with two replicas of the controller and with
-//! Secrets of a StorageClass.
+//! Secrets of a StorageClass. The node has the driver's start-up taint until the driver is registered.
+//!
+//! The image is replaced, and the former one restored, by the commands of docs/high-availability.md.
 
 use anyhow::{Context as _, Result, ensure};
 use k8s_openapi::api::core::v1::Pod;

@@ -1,10 +1,11 @@
-//! Policies that restrict the account of a node-local driver to the node of the process.
+//! Policies that restrict accounts beyond their RBAC rules.
 //!
 //! RBAC has no rule that is restricted to a node. The token of a pod names the pod's node, and a
-//! ValidatingAdmissionPolicy compares it with the objects of a request.
+//! ValidatingAdmissionPolicy compares it with the objects of a request. Nor has RBAC a rule that is restricted to
+//! the taints of Nodes.
 
 use cofferdam_cluster::{deletion_freeze::RESTORE_MARKER_NAME, journal};
-use cofferdam_domain::names::NODE_TOPOLOGY_KEY;
+use cofferdam_domain::names::{self, NODE_TOPOLOGY_KEY};
 use serde_json::{Value, json};
 
 const API_VERSION: &str = "admissionregistration.k8s.io/v1";
@@ -13,7 +14,7 @@ const TOKEN_NODE: &str = "request.userInfo.?extra[?'authentication.kubernetes.io
 /// The claim's annotation with the node that the scheduler selected.
 const SELECTED_NODE: &str = "volume.kubernetes.io/selected-node";
 
-/// The driver whose node accounts a policy restricts.
+/// The driver whose account a policy restricts.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct AdmissionTarget<'a> {
     /// The driver's name.
@@ -24,16 +25,45 @@ pub(crate) struct AdmissionTarget<'a> {
     pub(crate) service_account: &'a str,
 }
 
+/// Fields of a Node's specification except the taints.
+const NODE_FIELDS: [&str; 6] =
+    ["podCIDR", "podCIDRs", "providerID", "unschedulable", "configSource", "externalID"];
+
 /// Requests that a policy checks, and its conditions for them.
 struct PolicyChecks {
     operations: &'static [&'static str],
     resources: &'static [&'static str],
     /// A CEL expression, and the message if it is false.
     validations: Vec<(String, String)>,
+    /// True if the conditions use the variable `node`, the node of the token.
+    is_of_node: bool,
 }
 
-/// The policies of a driver's node account, each with its binding.
-pub(crate) fn admission_policies(target: &AdmissionTarget<'_>) -> Vec<Value> {
+impl PolicyChecks {
+    /// The validations of the policy.
+    fn validations(self) -> Vec<Value> {
+        if !self.is_of_node {
+            let validations = self.validations.into_iter();
+            return validations
+                .map(|(expression, message)| json!({"expression": expression, "message": message}))
+                .collect();
+        }
+        let token = json!({
+            "expression": "variables.node != ''",
+            "message": "the token names no node: expected a token of a pod, with \
+                        authentication.kubernetes.io/node-name",
+        });
+        let of_objects = self.validations.into_iter().map(|(expression, message)| {
+            let text = format!("'{message}; the token is of the node ' + variables.node");
+            json!({"expression": expression, "message": message, "messageExpression": text})
+        });
+        [token].into_iter().chain(of_objects).collect()
+    }
+}
+
+/// The policies of a node-local driver's account, each with its binding: they restrict it to the node of the
+/// process.
+pub(crate) fn node_local_policies(target: &AdmissionTarget<'_>) -> Vec<Value> {
     [
         ("cofferdam-node-volumes", volume_checks(target)),
         ("cofferdam-node-claims", claim_checks()),
@@ -44,19 +74,17 @@ pub(crate) fn admission_policies(target: &AdmissionTarget<'_>) -> Vec<Value> {
     .collect()
 }
 
+/// The policy of an account with the role `startup-taint`, with its binding: of Nodes, the account changes only
+/// the start-up taint of the driver.
+pub(crate) fn startup_taint_policies(target: &AdmissionTarget<'_>) -> Vec<Value> {
+    policy_and_binding("cofferdam-startup-taint", node_checks(target), target).into()
+}
+
 fn policy_and_binding(name: &str, checks: PolicyChecks, target: &AdmissionTarget<'_>) -> [Value; 2] {
     let AdmissionTarget { driver, namespace, service_account } = target;
     let name = format!("{name}.{driver}");
-    let token = json!({
-        "expression": "variables.node != ''",
-        "message": "the token names no node: expected a token of a pod, with \
-                    authentication.kubernetes.io/node-name",
-    });
-    let of_objects = checks.validations.into_iter().map(|(expression, message)| {
-        let text = format!("'{message}; the token is of the node ' + variables.node");
-        json!({"expression": expression, "message": message, "messageExpression": text})
-    });
-    let validations: Vec<Value> = [token].into_iter().chain(of_objects).collect();
+    let node = json!({"name": "node", "expression": TOKEN_NODE});
+    let variables: Vec<Value> = checks.is_of_node.then_some(node).into_iter().collect();
     let policy = json!({
         "apiVersion": API_VERSION,
         "kind": "ValidatingAdmissionPolicy",
@@ -75,8 +103,8 @@ fn policy_and_binding(name: &str, checks: PolicyChecks, target: &AdmissionTarget
                     "request.userInfo.username == 'system:serviceaccount:{namespace}:{service_account}'"
                 ),
             }],
-            "variables": [{"name": "node", "expression": TOKEN_NODE}],
-            "validations": validations,
+            "variables": variables,
+            "validations": checks.validations(),
         },
     });
     let binding = json!({
@@ -113,6 +141,7 @@ fn volume_checks(target: &AdmissionTarget<'_>) -> PolicyChecks {
                 "expected a PersistentVolume of the own node".to_owned(),
             ),
         ],
+        is_of_node: true,
     }
 }
 
@@ -165,6 +194,7 @@ fn claim_checks() -> PolicyChecks {
                 "expected a claim whose selected node is the own node".to_owned(),
             ),
         ],
+        is_of_node: true,
     }
 }
 
@@ -183,5 +213,44 @@ fn config_map_checks(target: &AdmissionTarget<'_>) -> PolicyChecks {
             ),
             format!("expected an intent journal of the own node: {prefix}..., annotation {annotation}"),
         )],
+        is_of_node: true,
+    }
+}
+
+/// Of Nodes, only the start-up taint of the driver is removed.
+fn node_checks(target: &AdmissionTarget<'_>) -> PolicyChecks {
+    let key = names::startup_taint(&target.driver.into());
+    let unchanged = |part: &str, fields: &[&str]| {
+        let fields = fields.iter();
+        let equal = fields.map(|field| format!("object.{part}.?{field} == oldObject.{part}.?{field}"));
+        equal.collect::<Vec<_>>().join(" && ")
+    };
+    let taints = |object: &str| format!("{object}.spec.?taints.orValue([])");
+    PolicyChecks {
+        operations: &["CREATE", "UPDATE", "DELETE"],
+        resources: &["nodes"],
+        validations: vec![
+            (
+                "request.operation == 'UPDATE'".to_owned(),
+                "expected no creation or deletion of a Node".to_owned(),
+            ),
+            (
+                format!(
+                    "request.operation != 'UPDATE' || {} && {}",
+                    unchanged("metadata", &["labels", "annotations", "finalizers", "ownerReferences"]),
+                    unchanged("spec", &NODE_FIELDS),
+                ),
+                "expected a change of the taints of the Node only".to_owned(),
+            ),
+            (
+                format!(
+                    "request.operation != 'UPDATE' || {new} == {old} || {new} == {old}.filter(t, t.key != '{key}')",
+                    new = taints("object"),
+                    old = taints("oldObject"),
+                ),
+                format!("expected the removal of the taint {key} only"),
+            ),
+        ],
+        is_of_node: false,
     }
 }

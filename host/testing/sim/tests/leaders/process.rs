@@ -112,7 +112,7 @@ pub(crate) fn runtime() -> Runtime {
 }
 
 /// The roles of each process.
-pub(crate) fn roles() -> [Role; 6] {
+pub(crate) fn roles() -> [Role; Role::ALL.len()] {
     Role::ALL
 }
 
