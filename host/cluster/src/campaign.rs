@@ -5,7 +5,10 @@ use std::{collections::BTreeSet, convert::Infallible, future::pending, time::Dur
 
 use cofferdam_domain::{DriverName, term::Term};
 use futures::future::{join_all, select_all};
-use tokio::{sync::watch, time::timeout};
+use tokio::{
+    sync::watch,
+    time::{sleep, timeout},
+};
 
 use crate::{
     journal::LostJournals,
@@ -15,6 +18,9 @@ use crate::{
 
 /// Time after which requests to release Leases are given up.
 const RELEASE_TIMEOUT: Duration = Duration::from_secs(5);
+/// Time for which a process does not compete after another one has taken a journal of its drivers. Two leaders
+/// would otherwise take it from each other without a pause.
+const JOURNAL_LOSS_PAUSE: Duration = Duration::from_secs(60);
 
 /// Leases that the process needs together, to work with some of its drivers.
 pub struct Campaign {
@@ -64,12 +70,16 @@ impl Campaign {
     /// holds. A journal of its drivers that another process takes ends the term: two processes lead, or one
     /// works without leader election.
     ///
+    /// A term that ends otherwise releases no Lease: driver calls that were in flight may still run, so another
+    /// process begins after the duration of the Leases.
+    ///
     /// # Errors
     /// [`LeaseInUse`], for an [only owner](Self::as_only_owner), after the other Leases are released.
     pub async fn run(self, mut lost_journals: watch::Receiver<LostJournals>) -> Result<(), LeaseInUse> {
         let Self { drivers, mut electors, terms, leadership: _ } = self;
         while !terms.is_resigned() {
             let acquired = acquire_all(&mut electors, terms.wait_resigned()).await;
+            let mut pause = None;
             if acquired == Ok(electors.len()) {
                 let known_losses = lost_journals.borrow_and_update().clone();
                 terms
@@ -80,16 +90,28 @@ impl Campaign {
                     (lost, ..) = select_all(renewals) => {
                         terms.end();
                         tracing::warn!("{lost}; this process stops work, and competes for the lease again");
+                        pause = Some(Duration::ZERO);
                     }
                     (driver, rival) = wait_new_loss(&drivers, &known_losses, &mut lost_journals) => {
                         terms.end();
                         tracing::warn!(
                             "process {rival} has taken the intent journal of driver {driver} from this leader; \
-                             this process stops work, and competes for the lease again"
+                             this process stops work, and competes for the lease again in {} s; expected one \
+                             namespace of the leases for all processes with this journal",
+                            JOURNAL_LOSS_PAUSE.as_secs(),
                         );
+                        pause = Some(JOURNAL_LOSS_PAUSE);
                     }
                     () = terms.wait_resigned() => terms.end(),
                 }
+            }
+            if let Some(pause) = pause {
+                electors.iter().for_each(LeaderElector::step_down);
+                tokio::select! {
+                    () = terms.wait_resigned() => {}
+                    () = sleep(pause) => {}
+                }
+                continue;
             }
             // A part of the Leases is of no use, and another process may need it.
             let release = join_all(electors.iter_mut().map(LeaderElector::release));

@@ -22,6 +22,7 @@ use cofferdam_domain::{
 };
 use fnv::FnvHasher;
 use http::Method;
+use jiff::{SignedDuration, Timestamp};
 use parking_lot::Mutex;
 use serde_json::{Value, json};
 use tokio::time::{Instant, sleep, sleep_until, timeout, timeout_at};
@@ -52,9 +53,13 @@ const JITTER_FACTOR: f64 = 1.2;
 const HEALTH_TOLERANCE: Duration = Duration::from_secs(20);
 /// Time within which the event of a released Lease is sent.
 const EVENT_TIMEOUT: Duration = Duration::from_secs(2);
-/// Longest period, before its extension, between two attempts to acquire while the API server is unavailable.
-/// client-go waits for the retry period; here work resumes soon after an outage.
-const UNAVAILABLE_RETRY_PERIOD: Duration = Duration::from_secs(1);
+/// Longest period between two attempts to renew after a failure, and, before its extension, to acquire while the
+/// API server is unavailable. client-go waits for the retry period; here work resumes soon after an outage.
+const FAILURE_RETRY_PERIOD: Duration = Duration::from_secs(1);
+/// Resolution of the times of a Lease.
+const MICROSECOND: SignedDuration = SignedDuration::from_micros(1);
+/// A clock that is behind the last write by less than this stands still. One that is farther behind was set.
+const MAX_STANDSTILL: SignedDuration = SignedDuration::from_secs(1);
 /// Number of conflicts after which an attempt waits for the retry period, as after another error.
 const MAX_CONFLICTS: usize = 3;
 /// `reason` of events.
@@ -321,6 +326,8 @@ pub struct LeaderElector {
     /// For an only owner, the holder of an observed renewal by another process.
     renewing_holder: Option<String>,
     own_writes: OwnWrites,
+    /// Time in the last write of this process.
+    written_at: Option<Timestamp>,
     /// The Lease as `involvedObject` of events; `None` before the first response.
     reference: Option<ObjectReference>,
     /// Number of attempts, which makes their delays differ.
@@ -365,6 +372,7 @@ impl LeaderElector {
             is_only_owner: false,
             renewing_holder: None,
             own_writes: OwnWrites::default(),
+            written_at: None,
             reference: None,
             attempts: 0,
             reported_holder: None,
@@ -439,7 +447,7 @@ impl LeaderElector {
                 Err(error) => {
                     tracing::warn!(lease = self.lease(), %error, "cannot acquire the lease yet");
                     if matches!(error, ApiError::Unavailable { .. }) {
-                        retry_period = retry_period.min(UNAVAILABLE_RETRY_PERIOD);
+                        retry_period = retry_period.min(FAILURE_RETRY_PERIOD);
                     }
                 }
             }
@@ -463,7 +471,8 @@ impl LeaderElector {
         }
         if let Err(error) = self.watch_until_takeable().await {
             tracing::debug!(lease = self.lease(), %error, "cannot watch the lease");
-            sleep_until(retry_at).await;
+            let expires_at = self.observation.as_ref().map(|held| held.at + held.spec.duration());
+            sleep_until(expires_at.map_or(retry_at, |expires_at| expires_at.min(retry_at))).await;
         }
     }
 
@@ -502,7 +511,10 @@ impl LeaderElector {
             let expires_at =
                 observed.map_or_else(Instant::now, |observed| observed.at + observed.spec.duration());
             let spec = match timeout_at(expires_at, watch.next()).await {
-                Ok(spec) => spec?,
+                Ok(Ok(Some(spec))) => spec,
+                // A deletion says nothing about the holder, which creates the Lease again.
+                Ok(Ok(None)) => continue,
+                Ok(Err(error)) => return Err(error),
                 Err(_) => return Ok(()),
             };
             let is_released = spec.holder().is_none();
@@ -517,9 +529,10 @@ impl LeaderElector {
     pub async fn renew(&mut self) -> LeaseLost {
         let mut renewed_at = self.health.0.lock().map_or_else(Instant::now, |term| term.renewed_at);
         loop {
-            sleep(self.candidate.durations.retry_period).await;
+            // After a late response the next renewal is due at once.
+            sleep_until(renewed_at + self.candidate.durations.retry_period).await;
             let deadline = renewed_at + self.candidate.durations.renew_deadline;
-            let mut problem = "no response".to_owned();
+            let mut problem = "no attempt: the process or the machine was suspended".to_owned();
             loop {
                 let (started, sent_at) = (Instant::now(), (self.boot_clock)());
                 // The machine's suspension counts for the term only.
@@ -543,11 +556,15 @@ impl LeaderElector {
                         tracing::warn!(lease = self.lease(), %error, "cannot renew the lease yet");
                     }
                     // The deadline has passed.
-                    Err(_) => continue,
+                    Err(_) => {
+                        "no response".clone_into(&mut problem);
+                        continue;
+                    }
                 }
-                // A further attempt ends at the deadline.
-                let next = Instant::now() + self.candidate.durations.retry_period;
-                sleep_until(next.min(deadline)).await;
+                // Unlike client-go, whose deadline begins with the first failure: here it began with the last
+                // renewal, and less than a retry period may be left.
+                let retry_period = self.candidate.durations.retry_period.min(FAILURE_RETRY_PERIOD);
+                sleep_until((Instant::now() + retry_period).min(deadline)).await;
             }
         }
     }
@@ -560,19 +577,24 @@ impl LeaderElector {
         }
     }
 
-    /// Gives the Lease up, so that another process can take it at once. A failed request is logged: the Lease
-    /// then ends after its duration. Sends no request if this process has never written the Lease.
-    pub async fn release(&mut self) {
+    /// Ends this process's term without a request: another process can take the Lease after its duration.
+    pub fn step_down(&self) {
         self.term.end();
         *self.health.0.lock() = None;
         self.metrics.set_leader(&self.candidate.name, false);
+    }
+
+    /// Gives the Lease up, so that another process can take it at once. A failed request is logged: the Lease
+    /// then ends after its duration. Sends no request if this process has never written the Lease.
+    pub async fn release(&mut self) {
+        self.step_down();
         if self.own_writes.is_empty() {
             return;
         }
         let released: Result<bool, ApiError> = async {
             let held = self.read().await?.filter(|lease| self.is_held(&lease.spec));
             let Some(lease) = held else { return Ok(false) };
-            let now = self.now();
+            let now = self.next_time();
             let spec = LeaseSpec {
                 holder_identity: Some(String::new()),
                 lease_duration_seconds: Some(1),
@@ -619,7 +641,10 @@ impl LeaderElector {
     /// Lease with its own identity as its own, and as the leader takes an expired Lease of another holder.
     async fn attempt(&mut self, aim: Aim, started: Instant) -> Result<Attempt, ApiError> {
         let Some(lease) = self.read().await? else {
-            let now = self.now();
+            if let Some(holder) = self.valid_holder().filter(|_| aim == Aim::Acquire) {
+                return Ok(Attempt::HeldByOther(holder));
+            }
+            let now = self.next_time();
             let spec = LeaseSpec {
                 holder_identity: Some(self.candidate.identity.clone()),
                 lease_duration_seconds: Some(self.lease_seconds()),
@@ -640,7 +665,7 @@ impl LeaderElector {
         if let Some(holder) = lease.spec.holder().filter(|_| !is_held && (is_valid || aim == Aim::Renew)) {
             return Ok(Attempt::HeldByOther(holder.to_owned()));
         }
-        let now = self.now();
+        let now = self.next_time();
         let transitions = lease.spec.lease_transitions.unwrap_or_default();
         let spec = LeaseSpec {
             holder_identity: Some(self.candidate.identity.clone()),
@@ -652,6 +677,13 @@ impl LeaderElector {
         let written = self.replace(lease.object, &spec, !is_held).await?;
         self.observation = Some(Observation { spec: written, at: started });
         Ok(Attempt::Held)
+    }
+
+    /// The holder that was observed last, if it is another process and its Lease has not expired.
+    fn valid_holder(&self) -> Option<String> {
+        let Observation { spec, at } = self.observation.as_ref()?;
+        let is_valid = at.elapsed() < spec.duration() && !self.is_held(spec);
+        spec.holder().filter(|_| is_valid).map(str::to_owned)
     }
 
     async fn read(&mut self) -> Result<Option<ReadLease>, ApiError> {
@@ -724,9 +756,7 @@ impl LeaderElector {
     }
 
     fn stop_leading(&self, lost: LeaseLost) -> LeaseLost {
-        self.term.end();
-        *self.health.0.lock() = None;
-        self.metrics.set_leader(&self.candidate.name, false);
+        self.step_down();
         lost
     }
 
@@ -796,8 +826,18 @@ impl LeaderElector {
         i64::try_from(self.candidate.durations.lease_duration.as_secs()).unwrap_or(i64::MAX)
     }
 
-    fn now(&self) -> String {
-        (self.clock)().strftime(MICRO_TIME).to_string()
+    /// The time of a write: that of the clock, or later if the clock has not moved on since the last write. A
+    /// write with the same content would be none: the standbys would not see it.
+    fn next_time(&mut self) -> String {
+        let now = (self.clock)();
+        let has_stood_still = |last: &Timestamp| {
+            let back = last.duration_since(now);
+            !back.is_negative() && back < MAX_STANDSTILL
+        };
+        let after = |last: Timestamp| last.checked_add(MICROSECOND).unwrap_or(now);
+        let next = self.written_at.filter(has_stood_still).map_or(now, after);
+        self.written_at = Some(next);
+        next.strftime(MICRO_TIME).to_string()
     }
 
     fn path(&self) -> String {

@@ -10,10 +10,15 @@ use std::{
 };
 
 use cofferdam_apiserver::{ApiServer, Options, ServeOptions};
-use cofferdam_cluster::connect;
+use cofferdam_cluster::{ApiError, Cache, Writer, connect, metrics::Metrics};
+use cofferdam_domain::{
+    StorageClass,
+    term::{Permit, PermitSource, Term, TermEnded},
+};
 use futures::future::join_all;
 use http::{Request, StatusCode};
 use kube::{Client, Config, client::Body, config::Kubeconfig};
+use serde_json::json;
 use tokio::{
     io,
     net::{TcpListener, TcpStream},
@@ -97,5 +102,36 @@ async fn connections_are_reused_and_replaced_after_a_disconnect() {
     }
     assert_eq!(answer, Some(StatusCode::OK));
     assert!(proxy.connections() > burst, "broken connections are not reused");
+    server.shutdown().await;
+}
+
+/// The term ends after the first permit.
+struct OnePermit(AtomicUsize);
+
+impl PermitSource for OnePermit {
+    fn permit(&self) -> Result<Permit, TermEnded> {
+        match self.0.fetch_add(1, Ordering::SeqCst) {
+            0 => Term::permanent().permit(),
+            _ => Err(TermEnded),
+        }
+    }
+}
+
+/// A request waits for credentials and for a connection after its permit.
+#[tokio::test]
+async fn a_write_is_not_sent_after_the_end_of_the_term() {
+    let api = ApiServer::new(Options::default());
+    let server = api.serve(ServeOptions::default()).await.unwrap();
+    let kubeconfig = Kubeconfig::from_yaml(&server.kubeconfig()).unwrap();
+    let config = Config::from_custom_kubeconfig(kubeconfig, &Default::default()).await.unwrap();
+    let client = connect::client(config).unwrap();
+    let writer = Writer::new(client, Arc::new(Cache::default()), Metrics::default());
+    let class = |name: &str| json!({"metadata": {"name": name}, "provisioner": "a.example"});
+    let late = writer.clone().with_permits(OnePermit(AtomicUsize::new(0)));
+    let error = late.create::<StorageClass>(None, &class("late")).await.unwrap_err();
+    assert!(matches!(error, ApiError::Unavailable { .. }), "{error}");
+    writer.create::<StorageClass>(None, &class("in-time")).await.unwrap();
+    let exists = async |name: &str| writer.get::<StorageClass>(&name.into()).await.unwrap().is_some();
+    assert!(exists("in-time").await && !exists("late").await);
     server.shutdown().await;
 }

@@ -33,3 +33,25 @@ async fn a_write_begins_in_a_term_only() {
     create("after").await.unwrap_err();
     assert!(!exists("after").await);
 }
+
+/// The permit is given before a request waits for a connection.
+#[tokio::test(start_paused = true)]
+async fn a_write_that_waits_for_a_connection_until_the_end_of_the_term_has_no_effect() {
+    let (terms, leadership) = Leadership::elected();
+    let wire = FaultyApi { delay: Duration::from_secs(20), ..FaultyApi::new(&api()) };
+    let writer = wire.writer().with_permits(leadership);
+    let class = json!({"metadata": {"name": "late"}, "provisioner": "a.example"});
+    for is_ended in [true, false] {
+        terms.begin(Term::until(Duration::from_secs(1), Arc::new(|| Duration::ZERO)));
+        let end = async {
+            tokio::time::sleep(Duration::from_secs(10)).await;
+            if is_ended {
+                terms.end();
+            }
+        };
+        let (created, ()) = tokio::join!(writer.create::<StorageClass>(None, &class), end);
+        assert_eq!(created.is_err(), is_ended, "{created:?}");
+        let found = writer.get::<StorageClass>(&"late".into()).await.unwrap();
+        assert_eq!(found.is_none(), is_ended);
+    }
+}

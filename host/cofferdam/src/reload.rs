@@ -108,7 +108,13 @@ impl Reloader {
             tokio::select! {
                 biased;
                 () = stop.cancelled() => return,
-                _ = interval.tick() => self.check().await,
+                _ = interval.tick() => {}
+            }
+            // A compile or a program that prints credentials may take long.
+            tokio::select! {
+                biased;
+                () = stop.cancelled() => return,
+                () = self.check() => {}
             }
         }
     }

@@ -430,6 +430,7 @@ impl ControllerManager {
                 Err(error) if leadership.is_permanent() => return Err(error),
                 Err(error) => {
                     failures += 1;
+                    ready.set(false);
                     tracing::warn!(%error, "cannot start the controllers yet");
                     RESTART_BACKOFF.delay(failures)
                 }

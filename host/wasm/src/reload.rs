@@ -8,6 +8,7 @@ use cofferdam_domain::storage::{Ability, Description, Readiness};
 use crate::{
     backend::WasmBackend,
     call::SharedState,
+    contract::Grant,
     engine::Engine,
     error::LoadError,
     limits::Limits,
@@ -48,6 +49,14 @@ pub enum ReloadError {
         /// The reason that the component gives.
         reason: String,
     },
+    /// The component has data in this process, and the running one has none. A standby would not have it.
+    #[error("{name}: imports {grant}, which the running component does not; this change needs a restart")]
+    DataGained {
+        /// The component.
+        name: String,
+        /// `state` or `pool`.
+        grant: Grant,
+    },
     /// The component lacks abilities of the running one.
     #[error("{name}: lacks {}, which the running component exports; this change needs a restart", list(.abilities))]
     AbilitiesLost {
@@ -80,6 +89,7 @@ impl Engine {
         check_config(&name, &former, &config)?;
         let faults = former.capabilities.faults.clone();
         let shared_state = Arc::new(self.shared_state(source, config, faults, Some(&former)).await?);
+        check_data(&name, &former, &shared_state)?;
         let description = loader::describe(&name, &self.inner, &shared_state).await?;
         check_compatible(&name, backend, &shared_state, &description)?;
         let readiness = loader::probe(&name, &self.inner, &shared_state, &description).await?;
@@ -123,6 +133,19 @@ fn check_config(name: &str, former: &SharedState, config: &BackendConfig) -> Res
     let store = stores.into_iter().find_map(|(key, is_changed)| is_changed.then_some(key));
     match limit.map(|(key, _)| *key).or(store) {
         Some(key) => Err(ReloadError::Config { name: name.to_owned(), key }),
+        None => Ok(()),
+    }
+}
+
+/// Checks that a component has no data of its own in this process if the running one has none.
+///
+/// # Errors
+/// [`ReloadError::DataGained`]
+fn check_data(name: &str, former: &SharedState, loaded: &SharedState) -> Result<(), ReloadError> {
+    let imports = |state: &SharedState, grant| state.compiled.interfaces.grants.contains(&grant);
+    let is_gained = |grant: &Grant| imports(loaded, *grant) && !imports(former, *grant);
+    match [Grant::State, Grant::Pool].into_iter().find(is_gained) {
+        Some(grant) => Err(ReloadError::DataGained { name: name.to_owned(), grant }),
         None => Ok(()),
     }
 }

@@ -2,7 +2,7 @@
 mod common;
 
 use cofferdam_domain::storage::{ErrorKind, Secret};
-use cofferdam_wasm::{BackendConfig, ComponentSource, Grant, Limits, ReloadError, StateConfig};
+use cofferdam_wasm::{BackendConfig, ComponentSource, Grant, Limits, PoolConfig, ReloadError, StateConfig};
 use common::{create, engine};
 
 /// The source of a component under the name of the tests' backends.
@@ -104,4 +104,17 @@ async fn a_component_with_fewer_abilities_does_not_replace_the_running_one() {
     let error =
         engine.reload(&backend, component(cofferdam_test_guests::HOSTILE), settings).await.unwrap_err();
     assert!(matches!(error, ReloadError::AbilitiesLost { .. }), "{error}");
+}
+
+/// Its data would be in this process only, beside a standby that does not have it.
+#[tokio::test]
+async fn a_component_that_gains_a_state_does_not_replace_the_running_one() {
+    let (engine, directory) = (engine(), tempfile::tempdir().unwrap());
+    let pool = PoolConfig { directory: directory.path().into(), capacity: None, image_bytes_max: None };
+    let config = || BackendConfig { pool: Some(pool.clone()), ..BackendConfig::default() };
+    let backend = engine.load(component(cofferdam_test_guests::POOL_TRICKS), config()).await.unwrap();
+    let error = engine.reload(&backend, component(cofferdam_carried::MEMORY), config()).await.unwrap_err();
+    let expected =
+        "guest.wasm: imports `state`, which the running component does not; this change needs a restart";
+    assert_eq!(error.to_string(), expected);
 }

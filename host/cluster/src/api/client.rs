@@ -13,7 +13,7 @@ use kube::client::Body;
 use serde::Deserialize;
 use serde_json::Value;
 
-use super::{ApiError, ApiResource, ListPage, Scope};
+use super::{ApiError, ApiResource, ListPage, Scope, write_body::WritePermits};
 use crate::{metrics::Metrics, reflector::WATCH_TIMEOUT};
 
 /// Timeout of a request, including its response's body; [`ApiClient::open`] has none. After the timeout, the
@@ -206,7 +206,10 @@ impl ApiClient {
         })
     }
 
-    /// Sends a write. Any status is a response.
+    /// Sends a write. Its body needs another permit when the connection sends it ([`RequestBody`]). Any status
+    /// is a response.
+    ///
+    /// [`RequestBody`]: super::write_body::RequestBody
     async fn begin_write(&self, request: Request<Body>, _: Permit) -> kube::Result<http::Response<Body>> {
         self.client.send(request).await
     }
@@ -261,14 +264,18 @@ impl ApiClient {
         if let Some(content_type) = content_type {
             request = request.header(header::CONTENT_TYPE, content_type);
         }
+        let is_write = request.method_ref() != Some(&Method::GET);
+        if is_write {
+            request = request.extension(WritePermits(Arc::clone(&self.permits)));
+        }
         let request = request.body(Body::from(body)).map_err(|error| ApiError::Refused {
             target: target.to_owned(),
             code: 0,
             message: error.to_string(),
         })?;
-        let permit = match request.method() {
-            &Method::GET => None,
-            _ => Some(self.permits.permit().map_err(|_| ApiError::TermEnded(target.to_owned()))?),
+        let permit = match is_write {
+            false => None,
+            true => Some(self.permits.permit().map_err(|_| ApiError::TermEnded(target.to_owned()))?),
         };
         let exchange = async {
             let sent = match permit {

@@ -2,6 +2,7 @@
 
 use std::{sync::Arc, time::Duration};
 
+use super::RequestBody;
 use http::{Request, Response};
 use hyper::body::Incoming;
 use hyper_util::{
@@ -105,6 +106,7 @@ fn connections(config: Config) -> Result<Connections, kube::Error> {
         .option_layer(config.auth_layer()?)
         .layer(config.extra_headers_layer()?)
         .map_err(BoxError::from)
+        .map_request(RequestBody::of_request)
         .service(pool);
     Ok(BoxCloneService::new(service))
 }

@@ -105,13 +105,14 @@ impl Journal {
 
     /// One more than the highest epoch of the ConfigMaps.
     fn next_epoch(&self, shards: &[Option<ShardContents>]) -> Result<u64, ApiError> {
-        let mut highest = 0;
+        let (mut highest, mut highest_index) = (0, 0);
         for (index, contents) in shards.iter().enumerate() {
             let Some(text) = contents.as_ref().and_then(|contents| contents.annotations.get(EPOCH)) else {
                 continue;
             };
             match text.parse::<u64>() {
-                Ok(epoch) => highest = highest.max(epoch),
+                Ok(epoch) if epoch > highest => (highest, highest_index) = (epoch, index),
+                Ok(_) => {}
                 Err(_) => tracing::warn!(
                     config_map = %self.shard_name(index),
                     "annotation {EPOCH} is {text:?}, not a number; it is replaced"
@@ -120,8 +121,8 @@ impl Journal {
         }
         highest.checked_add(1).ok_or_else(|| {
             ApiError::invalid_response(
-                &self.shard_name(0),
-                format!("annotation {EPOCH} of a ConfigMap of the journal is {highest}: remove it"),
+                &self.shard_name(highest_index),
+                format!("annotation {EPOCH} is {highest}: expected a number below it, or no annotation"),
             )
         })
     }

@@ -42,19 +42,19 @@ impl LeaseWatch {
         Ok(Self { body, buffer: BytesMut::new(), target })
     }
 
-    /// Waits for a change, and returns the spec; an empty one after a deletion. Cancel safe.
+    /// Waits for a change, and returns the spec; `None` after a deletion. Cancel safe.
     ///
     /// # Errors
     /// [`ApiError`] if the watch fails or ends. It must not be used any more.
-    pub(super) async fn next(&mut self) -> Result<LeaseSpec, ApiError> {
+    pub(super) async fn next(&mut self) -> Result<Option<LeaseSpec>, ApiError> {
         loop {
             if let Some(end) = self.buffer.iter().position(|byte| *byte == b'\n') {
                 let line = self.buffer.split_to(end + 1);
                 let event: LeaseEvent = serde_json::from_slice(&line)
                     .map_err(|error| ApiError::invalid_response(&self.target, error))?;
                 match event.kind.as_str() {
-                    "DELETED" => return Ok(LeaseSpec::default()),
-                    "ADDED" | "MODIFIED" => return Ok(event.object.spec),
+                    "DELETED" => return Ok(None),
+                    "ADDED" | "MODIFIED" => return Ok(Some(event.object.spec)),
                     "BOOKMARK" => continue,
                     kind => {
                         let message = format!("a watch event of type {kind}");

@@ -14,7 +14,7 @@ use std::{
 
 use bytes::Bytes;
 use cofferdam_apiserver::{ApiBody, ApiServer, ApiService, Options};
-use cofferdam_cluster::{Cache, Writer, metrics::Metrics};
+use cofferdam_cluster::{Cache, Writer, api::RequestBody, metrics::Metrics};
 use futures::future::BoxFuture;
 use http::{Method, Request, Response, StatusCode};
 use http_body_util::{BodyExt, Full};
@@ -127,6 +127,7 @@ impl tower::Service<Request<Body>> for FaultyApi {
                 return Ok(wire.api.oneshot(request).await?.map(http_body_util::Either::Left));
             }
             tokio::time::sleep(wire.delay).await;
+            let request = RequestBody::of_request(request);
             let trouble = wire.faults.lock().unwrap().pop_front();
             match trouble {
                 Some(WriteFault::Refused(code)) => {

@@ -154,6 +154,7 @@ impl ComponentReport {
             "volumesPerNode": description.volumes_per_node,
             "features": description.features,
             "abilities": self.abilities(),
+            "grants": self.grants(),
         });
         Ok(TerminalText::from_json(&manifest))
     }

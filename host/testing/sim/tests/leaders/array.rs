@@ -260,7 +260,7 @@ impl Driver {
                 is_locked |= is_over || other.process != process;
                 let record = &state.processes[&other.process];
                 let was_stopped = record.stopped_at.is_some_and(|stopped| stopped >= other.began_at);
-                if other.process != process && !is_over && !record.is_dead && !was_stopped {
+                if other.process != process && !record.is_dead && !was_stopped {
                     let (of, other) = (other.process, &other.text);
                     found.push(format!("two calls: process {process} begins {text} during {other} of {of}"));
                 }
