@@ -49,6 +49,7 @@ func run() error {
 	flag.BoolVar(&oddities.isTopologyUndeclared, "undeclared-topology", false, "return a topology for created volumes without the capability VOLUME_ACCESSIBILITY_CONSTRAINTS")
 	flag.BoolVar(&oddities.lacksCreate, "no-create", false, "lack the capability CREATE_DELETE_VOLUME")
 	flag.IntVar(&oddities.idLength, "id-length", 0, "minimum length of volume ids in `bytes`")
+	flag.StringVar(&oddities.idPrefix, "id-prefix", "", "`prefix` of volume ids, for drivers that have no common state and may not return each other's ids")
 	flag.IntVar(&oddities.notReady, "not-ready", 0, "`number` of Probe calls that return ready=false; until then every other call fails")
 	flag.Func("call-log", "`file` to which the starts and ends of all calls are appended as JSON lines", faults.log.open)
 	var furtherSockets []string

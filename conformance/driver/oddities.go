@@ -22,6 +22,8 @@ type oddities struct {
 	lacksCreate bool
 	// idLength is the minimum length of volume ids in bytes.
 	idLength int
+	// idPrefix is the beginning of every id.
+	idPrefix string
 	// notReady is the number of Probe calls that return ready=false. Until then every other call fails.
 	notReady int
 	mutex    sync.Mutex

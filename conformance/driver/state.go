@@ -17,7 +17,7 @@ import (
 
 const defaultSize = 1 << 30
 
-var idPattern = regexp.MustCompile(`^[vs]-[0-9]{8}x*$`)
+var idPattern = regexp.MustCompile(`^([a-z0-9-]+-)?[vs]-[0-9]{8}x*$`)
 
 type options struct {
 	name       string
@@ -82,7 +82,7 @@ func (o options) hasNode(node string) bool {
 // id returns a new id. Ids sort in order of creation, so that a listing can continue after any id.
 func (s *state) id(kind string) string {
 	s.lastID++
-	id := fmt.Sprintf("%s-%08d", kind, s.lastID)
+	id := fmt.Sprintf("%s%s-%08d", s.idPrefix, kind, s.lastID)
 	return id + strings.Repeat("x", max(0, s.idLength-len(id)))
 }
 

@@ -46,7 +46,9 @@ pub(super) async fn check(cluster: &Cluster<'_>) -> Result<()> {
     let (of_nodes, of_taints) = (cases(), taint_cases());
     for first in [of_nodes.first(), of_taints.first()] {
         let first = first.context("no cases")?;
-        until("the policies have an effect", TIMEOUT, async || check_case(cluster, first).await).await?;
+        // A request that is allowed before must have no effect.
+        let first = PolicyCase { path: format!("{}?dryRun=All", first.path), ..first.clone() };
+        until("the policies have an effect", TIMEOUT, async || check_case(cluster, &first).await).await?;
     }
     let cases = [of_nodes, of_taints].concat();
     for case in &cases {
@@ -101,7 +103,7 @@ fn taint_cases() -> Vec<PolicyCase> {
         case(OTHER_NODE, add("/spec/unschedulable", json!(true)), only_taints),
         case(OTHER_NODE, add("/spec/providerID", json!("other")), only_taints),
         case(OTHER_NODE, add("/spec/taints/0", taint), only_removal),
-        case(OTHER_NODE, add("/spec/taints/0/effect", json!("NoSchedule")), only_removal),
+        case(OTHER_NODE, add("/spec/taints/0/effect", json!("PreferNoSchedule")), only_removal),
         case(OTHER_NODE, remove(1), only_removal),
         case(OTHER_NODE, json!([{"op": "remove", "path": "/spec/taints"}]), only_removal),
         case(OTHER_NODE, remove(0), None),

@@ -9,13 +9,11 @@ use kube::{
 use serde_json::{Value, json};
 
 use super::{
-    Cluster, NODE, TIMEOUT, VERSIONS,
+    Cluster, NAMESPACE, NODE, NODE_NAMESPACE, TIMEOUT, VERSIONS,
     helm::{Helm, HelmVersion, write_values},
 };
 use crate::{claims::Claims, pod, process, wait::until};
 
-const NAMESPACE: &str = "storage";
-const NODE_NAMESPACE: &str = "storage-node";
 /// Namespace of the claims and pods.
 const USERS: &str = "users";
 const RELEASE: &str = "memory";
@@ -29,7 +27,6 @@ const TEXT: &str = "written before the upgrade";
 
 pub(super) async fn install(cluster: &Cluster<'_>) -> Result<()> {
     let helm = Helm::new(cluster.run, cluster.plane, HelmVersion::Three)?;
-    cluster.create_restricted_namespace(NAMESPACE).await?;
     let component = cluster.run.directory().join("memory.wasm");
     std::fs::write(&component, cofferdam_carried::MEMORY)?;
     let component = component.display().to_string();
@@ -152,7 +149,7 @@ async fn create_state_volume(cluster: &Cluster<'_>) -> Result<()> {
 }
 
 /// Creates claims while `change` runs, and waits until all are bound.
-async fn under_load(
+pub(super) async fn under_load(
     claims: &Claims,
     numbers: std::ops::Range<usize>,
     change: impl Future<Output = Result<()>>,

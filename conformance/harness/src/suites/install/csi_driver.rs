@@ -4,7 +4,7 @@
 //! The image is replaced, and the former one restored, by the commands of docs/high-availability.md.
 
 use anyhow::{Context as _, Result, ensure};
-use k8s_openapi::api::core::v1::Pod;
+use k8s_openapi::api::core::v1::{Node, Pod};
 use kube::{
     Api,
     api::{DeleteParams, PostParams},
@@ -12,9 +12,10 @@ use kube::{
 use serde_json::{Value, json};
 
 use super::{
-    Cluster, NODE, TIMEOUT,
-    helm::{Helm, HelmVersion, write_values},
-    images::DRIVER_IMAGE,
+    Cluster, NAMESPACE, NODE, NODE_NAMESPACE, TIMEOUT, VERSIONS,
+    component::under_load,
+    helm::{Helm, HelmVersion, source_directory, write_values},
+    images::{self, DRIVER_IMAGE},
 };
 use crate::{
     claims::Claims,
@@ -23,26 +24,38 @@ use crate::{
     wait::until,
 };
 
-const NAMESPACE: &str = "csi";
-const NODE_NAMESPACE: &str = "csi-node";
-const RELEASE: &str = "array";
+const RELEASE: &str = "my-array";
 const DRIVER: &str = "array.conformance.cofferdam.dev";
 /// Namespace of the claims, of the pods and of the Secret that the class names.
 const USERS: &str = "secret-users";
+/// Claims that are created while an image is replaced.
+const CLAIMS: usize = 20;
+/// The page with the commands that replace an image, the beginning of these commands, and the image in them.
+const PAGE: &str = "docs/high-availability.md";
+const COMMAND: &str = "kubectl --namespace storage ";
+const PRINTED_IMAGE: &str = "registry.example.com/cofferdam:0.2.0";
 const SOCKET: &str = "--socket=/csi/csi.sock";
 
 pub(super) async fn install(cluster: &Cluster<'_>) -> Result<()> {
     let helm = Helm::new(cluster.run, cluster.plane, HelmVersion::Four)?;
-    cluster.create_restricted_namespace(NAMESPACE).await?;
     // The rights to read the Secret are in its namespace, which therefore exists before the release.
     let claims = Claims::with_class(cluster.client(), USERS, RELEASE).await?;
     let secret = ClassSecret::random(USERS)?;
     secret.write(cluster.client()).await?;
     let values = write_values(cluster.run, "csi-driver-values", &values(cluster, &secret)?)?;
+    let taint = format!("{DRIVER}/agent-not-ready=:NoExecute");
+    cluster.kubectl.run(&["taint", "node", NODE, &taint]).await?;
     let started = tokio::time::Instant::now();
     helm.run(&["install", RELEASE, "CHART", "--namespace", NAMESPACE, "--values", &values]).await?;
     cluster.wait_available(&[NAMESPACE, NODE_NAMESPACE], RELEASE).await?;
     cluster.run.add_note(&format!("a CSI driver is ready after {:.1} s", started.elapsed().as_secs_f64()))?;
+    until("the start-up taint is removed", TIMEOUT, async || {
+        let node = Api::<Node>::all(cluster.client().clone()).get(NODE).await?;
+        let taints = node.spec.and_then(|spec| spec.taints).unwrap_or_default();
+        ensure!(taints.iter().all(|taint| !taint.key.starts_with(DRIVER)), "{taints:?}");
+        Ok(())
+    })
+    .await?;
 
     claims.create(0..1).await?;
     let pods: Api<Pod> = Api::namespaced(cluster.client().clone(), USERS);
@@ -58,11 +71,40 @@ pub(super) async fn install(cluster: &Cluster<'_>) -> Result<()> {
     })
     .await?;
     pods.delete("user", &DeleteParams::default()).await?;
-    claims.delete(0..1).await?;
+    let mut created = 1;
+    for version in [VERSIONS[1], VERSIONS[0]] {
+        let next = created + CLAIMS;
+        under_load(&claims, created..next, replace_image(cluster, version))
+            .await
+            .with_context(|| format!("the commands of {PAGE} with the image {version}"))?;
+        created = next;
+    }
+    claims.delete(0..created).await?;
     let uninstall = ["uninstall", RELEASE, "--namespace", NAMESPACE];
     // Refused until the volume is deleted.
     until("the release is uninstalled", TIMEOUT, async || helm.run(&uninstall).await.map(drop)).await?;
     cluster.ensure_nothing_left(RELEASE).await
+}
+
+/// Replaces the image of the controller as the page prints it.
+async fn replace_image(cluster: &Cluster<'_>, version: &str) -> Result<()> {
+    let path = source_directory().join(PAGE);
+    let page = std::fs::read_to_string(&path).with_context(|| format!("cannot read {}", path.display()))?;
+    let image = format!("{}/cofferdam:{version}", images::REPOSITORY);
+    let commands: Vec<String> = page
+        .lines()
+        .filter(|line| line.starts_with(COMMAND))
+        .map(|line| line.replace(PRINTED_IMAGE, &image))
+        .collect();
+    ensure!(
+        commands.iter().any(|command| command.contains(&image)),
+        "{PAGE}: no command with {PRINTED_IMAGE}: {commands:?}"
+    );
+    for command in commands {
+        let arguments: Vec<&str> = command.split_whitespace().skip(1).collect();
+        cluster.kubectl.run(&arguments).await.with_context(|| command.clone())?;
+    }
+    Ok(())
 }
 
 fn values(cluster: &Cluster<'_>, secret: &ClassSecret) -> Result<Value> {
@@ -71,7 +113,11 @@ fn values(cluster: &Cluster<'_>, secret: &ClassSecret) -> Result<Value> {
     let arguments = |further: Vec<String>| -> Vec<String> {
         [SOCKET.to_owned(), name.clone()].into_iter().chain(further).collect()
     };
-    let controller = [secret.driver_flags(&CONTROLLER_METHODS), vec!["--any-node".to_owned()]].concat();
+    // A new pod begins without volumes: it must not return the ids of former ones.
+    let prefix = "--id-prefix=$(POD_NAME)-".to_owned();
+    let pod_name = json!({"name": "POD_NAME", "valueFrom": {"fieldRef": {"fieldPath": "metadata.name"}}});
+    let flags = vec!["--any-node".to_owned(), prefix];
+    let controller = [secret.driver_flags(&CONTROLLER_METHODS), flags].concat();
     let flags = ["--any-volume", "--directory=/csi/volumes"].map(str::to_owned);
     let node = [secret.driver_flags(&NODE_METHODS), flags.to_vec(), vec![format!("--node={NODE}")]].concat();
     let fields = values.as_object_mut().context("values")?;
@@ -80,12 +126,15 @@ fn values(cluster: &Cluster<'_>, secret: &ClassSecret) -> Result<Value> {
         json!({
             "name": DRIVER,
             "csi": {
-                "controller": {"image": DRIVER_IMAGE, "args": arguments(controller)},
+                "controller": {"image": DRIVER_IMAGE, "args": arguments(controller), "env": [pod_name]},
                 "node": {"image": DRIVER_IMAGE, "args": arguments(node)},
             },
         }),
     );
-    fields.insert("controller".to_owned(), json!({"secretNamespaces": [USERS]}));
+    // The name of the Deployment in the commands.
+    fields.insert("fullnameOverride".to_owned(), json!(RELEASE));
+    let roles = ["provisioner", "attacher", "resizer", "startup-taint"];
+    fields.insert("controller".to_owned(), json!({"secretNamespaces": [USERS], "roles": roles}));
     let class = json!({"name": RELEASE, "volumeBindingMode": "Immediate",
                        "parameters": ClassSecret::class_parameters()});
     fields.insert("storageClasses".to_owned(), json!([class]));

@@ -1,6 +1,6 @@
 //! The chart and the images, installed as a user does it: the images are imported into containerd, and Helm
 //! installs the chart on a real kubelet, with Pod Security enforced. The values name the images, the driver and
-//! the address of the API server, and nothing else.
+//! the address of the API server; those of the CSI driver also select the role `startup-taint` and a name.
 
 mod admission;
 mod component;
@@ -29,6 +29,9 @@ use crate::{
 
 const TIMEOUT: Duration = Duration::from_secs(240);
 const NODE: &str = "node-1";
+/// Namespaces of the releases, which are installed one after the other.
+const NAMESPACE: &str = "storage";
+const NODE_NAMESPACE: &str = "storage-node";
 /// The versions of the image.
 const VERSIONS: [&str; 2] = ["v1", "v2"];
 
@@ -48,6 +51,7 @@ pub(super) async fn run(run: &SuiteRun) -> Result<()> {
     node.import_images(run, &images::write_driver(run)?).await?;
     let cluster = Cluster { run, kubectl: Kubectl::new(run, &plane)?, plane: &plane };
     admission::check(&cluster).await.context("admission policies")?;
+    cluster.create_restricted_namespace(NAMESPACE).await?;
     component::install(&cluster).await.context("component")?;
     csi_driver::install(&cluster).await.context("CSI driver")?;
     drop(cluster);
