@@ -16,8 +16,18 @@ render() {
   for values in values/*.yaml; do
     name=$(basename "$values")
     # The name of the release is that of the StorageClass in the values.
-    "$HELM" template "$(release "$name")" cofferdam --no-hooks --namespace storage --kube-version 1.36.0 --values "$values" >"$directory/$name"
+    "$HELM" template "$(release "$name")" cofferdam --no-hooks --namespace storage --kube-version 1.36.0 --values "$values" |
+      policies_first >"$directory/$name"
   done
+}
+
+# Helm writes kinds without an order of its own last; the policies restrict the rights from the beginning.
+policies_first() {
+  awk 'BEGIN { RS = "---\n"; ORS = "" }
+    NR == 1 { next }
+    /\nkind: ValidatingAdmissionPolicy/ { first = first RS $0; next }
+    { others = others RS $0 }
+    END { print first others }'
 }
 
 release() {

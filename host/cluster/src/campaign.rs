@@ -20,7 +20,7 @@ use crate::{
 const RELEASE_TIMEOUT: Duration = Duration::from_secs(5);
 /// Time for which a process does not compete after another one has taken a journal of its drivers. Two leaders
 /// would otherwise take it from each other without a pause.
-const JOURNAL_LOSS_PAUSE: Duration = Duration::from_secs(60);
+const JOURNAL_LOSS_PAUSE: Duration = Duration::from_secs(15);
 
 /// Leases that the process needs together, to work with some of its drivers.
 pub struct Campaign {

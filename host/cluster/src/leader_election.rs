@@ -506,17 +506,24 @@ impl LeaderElector {
         let no_response =
             |_| ApiError::Unavailable { target: self.target(), message: "no response".to_owned() };
         let mut watch = timeout(retry_period, open).await.map_err(no_response)??;
+        let mut is_deleted = false;
         loop {
-            let observed = self.observation.as_ref();
-            let expires_at =
-                observed.map_or_else(Instant::now, |observed| observed.at + observed.spec.duration());
+            let expires_at = match &self.observation {
+                None => Instant::now(),
+                Some(held) if is_deleted => self.end_of_deleted(held),
+                Some(held) => held.at + held.spec.duration(),
+            };
             let spec = match timeout_at(expires_at, watch.next()).await {
                 Ok(Ok(Some(spec))) => spec,
                 // A deletion says nothing about the holder, which creates the Lease again.
-                Ok(Ok(None)) => continue,
+                Ok(Ok(None)) => {
+                    is_deleted = true;
+                    continue;
+                }
                 Ok(Err(error)) => return Err(error),
                 Err(_) => return Ok(()),
             };
+            is_deleted = false;
             let is_released = spec.holder().is_none();
             self.observe(&spec);
             if is_released || self.renewing_holder.is_some() {
@@ -641,7 +648,7 @@ impl LeaderElector {
     /// Lease with its own identity as its own, and as the leader takes an expired Lease of another holder.
     async fn attempt(&mut self, aim: Aim, started: Instant) -> Result<Attempt, ApiError> {
         let Some(lease) = self.read().await? else {
-            if let Some(holder) = self.valid_holder().filter(|_| aim == Aim::Acquire) {
+            if let Some(holder) = self.holder_of_deleted().filter(|_| aim == Aim::Acquire) {
                 return Ok(Attempt::HeldByOther(holder));
             }
             let now = self.next_time();
@@ -679,11 +686,18 @@ impl LeaderElector {
         Ok(Attempt::Held)
     }
 
-    /// The holder that was observed last, if it is another process and its Lease has not expired.
-    fn valid_holder(&self) -> Option<String> {
-        let Observation { spec, at } = self.observation.as_ref()?;
-        let is_valid = at.elapsed() < spec.duration() && !self.is_held(spec);
-        spec.holder().filter(|_| is_valid).map(str::to_owned)
+    /// The holder of a deleted Lease, while it may create the Lease again: another process that was observed less
+    /// than its duration ago.
+    fn holder_of_deleted(&self) -> Option<String> {
+        let held = self.observation.as_ref()?;
+        let may_live = Instant::now() < self.end_of_deleted(held) && !self.is_held(&held.spec);
+        held.spec.holder().filter(|_| may_live).map(str::to_owned)
+    }
+
+    /// Time until which the holder of a deleted Lease creates it again, if it lives. A person may delete a Lease
+    /// because a stranger holds it for long.
+    fn end_of_deleted(&self, held: &Observation) -> Instant {
+        held.at + held.spec.duration().min(self.candidate.durations.lease_duration)
     }
 
     async fn read(&mut self) -> Result<Option<ReadLease>, ApiError> {

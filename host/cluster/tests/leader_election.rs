@@ -298,6 +298,19 @@ async fn a_deleted_lease_is_created_by_its_holder_while_a_standby_waits() {
         () = delete => {}
     }
     assert_eq!(lease(&api).await["spec"]["holderIdentity"], "first");
+    // A stranger holds it for an hour, and a person deletes it.
+    patch_spec(&api, json!({"holderIdentity": "stranger", "leaseDurationSeconds": 3600})).await;
+    let mut third = elector(&wire, "third");
+    assert!(timeout(Duration::from_secs(20), third.acquire()).await.is_err());
+    call(&api, Method::DELETE, LEASE, Value::Null).await;
+    assert!(timeout(Duration::from_secs(20), third.acquire()).await.is_ok());
+    third.release().await;
+    assert!(timeout(Duration::from_secs(20), first.acquire()).await.is_ok());
+    tokio::select! {
+        lost = first.renew() => panic!("{lost}"),
+        _ = second.acquire() => panic!("two leaders"),
+        () = sleep(Duration::from_secs(12)) => {}
+    }
     // The holder dies after the deletion.
     call(&api, Method::DELETE, LEASE, Value::Null).await;
     let deleted = Instant::now();

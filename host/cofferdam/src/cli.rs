@@ -5,6 +5,7 @@ pub(crate) mod backend;
 use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
+use clap_complete::Shell;
 use cofferdam_controllers::rbac::{DriverPlacement, NodeTopologySource};
 
 use crate::config::{ConnectionSelection, DevSelection, Roles, RunSelection, SettingFlags};
@@ -49,6 +50,12 @@ pub(crate) enum Command {
     PreStop(PreStopFlags),
     /// Print every setting with its value and origin
     Config(ClusterFlags),
+    /// Print the completions of the command line for a shell
+    Completions {
+        /// Shell that reads them
+        #[arg(value_enum)]
+        shell: Shell,
+    },
     /// Print the version, the platform and the version of the driver contract
     Version,
 }

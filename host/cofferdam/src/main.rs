@@ -35,7 +35,8 @@ use std::{
     process::ExitCode,
 };
 
-use clap::Parser as _;
+use clap::{CommandFactory as _, Parser as _};
+use clap_complete::Shell;
 use cli::{Cli, Command};
 use commands::{backend, dev, orphans, pre_stop, render, run, status};
 use config::ResolvedConfig;
@@ -101,6 +102,7 @@ fn run_command(
         Command::Render(command) => print(&TerminalText::from_lines(&render::render(&command)?)),
         Command::PreStop(flags) => run_and_print(pre_stop::run(flags, environment)),
         Command::Config(flags) => print(&ResolvedConfig::for_cluster(&flags.values, environment)?.to_table()),
+        Command::Completions { shell } => print(&TerminalText::from_lines(&completions(shell))),
         Command::Version => print(&TerminalText::from_lines(&version())),
     }
 }
@@ -143,6 +145,14 @@ fn run_and_print(
         print(&text)
     })?;
     if has_succeeded { Ok(ProcessOutcome::Drained) } else { Ok(ProcessOutcome::Failed) }
+}
+
+/// The script with the completions of the command line.
+fn completions(shell: Shell) -> String {
+    let (mut command, mut script) = (Cli::command(), Vec::new());
+    let name = command.get_name().to_owned();
+    clap_complete::generate(shell, &mut command, name, &mut script);
+    String::from_utf8_lossy(&script).into_owned()
 }
 
 fn version() -> String {

@@ -205,6 +205,21 @@ fn a_process_in_a_pod_logs_that_its_node_name_turns_leader_election_off() {
 }
 
 #[test]
+fn completions_name_the_commands_for_every_shell() {
+    let scratch = TestDirectory::new("completions");
+    for shell in ["bash", "elvish", "fish", "powershell", "zsh"] {
+        let output = cofferdam(&scratch, &["completions", shell]).output().unwrap();
+        let script = String::from_utf8(output.stdout).unwrap();
+        assert!(output.status.success(), "{shell}: {script}");
+        for name in ["cofferdam", "orphans", "admission-policy", "leader-election-lease-duration"] {
+            assert!(script.contains(name), "{shell}: no {name}");
+        }
+    }
+    let line = usage_error(&scratch, &["completions", "tcsh"]);
+    assert!(line.contains("'tcsh'"), "{line}");
+}
+
+#[test]
 fn an_invalid_setting_is_reported_in_one_line() {
     let scratch = TestDirectory::new("setting");
     assert_eq!(

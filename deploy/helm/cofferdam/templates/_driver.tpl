@@ -83,10 +83,10 @@ dict "context" "plan" "withDriver".
 {{- toJson $parts | sha256sum -}}
 {{- end -}}
 
-{{/* Volumes of a process that calls the driver: dict "context" "configMap". */}}
+{{/* Volumes of a process that calls the driver: dict "context" "configMap" "volume" (name of the volume of the ConfigMap). */}}
 {{- define "cofferdam.driverVolumes" -}}
 {{- $driver := .context.Values.driver -}}
-- name: config
+- name: {{ .volume }}
   configMap:
     name: {{ .configMap }}
 {{- if $driver.component.configMap.name }}
@@ -113,7 +113,7 @@ dict "context" "plan" "withDriver".
 
 {{- define "cofferdam.driverMounts" -}}
 {{- $driver := .context.Values.driver -}}
-- name: config
+- name: {{ .volume }}
   mountPath: /config
   readOnly: true
 {{- if or $driver.component.configMap.name $driver.component.volume }}
@@ -128,7 +128,7 @@ dict "context" "plan" "withDriver".
 {{- end }}
 {{- end -}}
 
-{{/* Container of a CSI driver: dict "context" "csi" "mounts" (a list) "securityContext" "env" (a list). */}}
+{{/* Container of a CSI driver: dict "context" "csi" "mounts" (a list) "securityContext", and "livenessPort" of the process that probes it. */}}
 {{- define "cofferdam.csiContainer" -}}
 {{- $directory := default "/csi" .csi.socketDir -}}
 - name: driver
@@ -157,6 +157,9 @@ dict "context" "plan" "withDriver".
     {{- with .csi.env }}
     {{- toYaml . | nindent 4 }}
     {{- end }}
+  {{- with .livenessPort }}
+  {{- include "cofferdam.livenessProbe" (dict "port" (int .)) | nindent 2 }}
+  {{- end }}
   {{- with .csi.resources }}
   resources:
     {{- toYaml . | nindent 4 }}
@@ -179,11 +182,19 @@ dict "context" "plan" "withDriver".
 
 {{/* Probes of a process that calls the driver, on the port `.port`. */}}
 {{- define "cofferdam.probes" -}}
+{{- include "cofferdam.readinessProbe" (dict "path" .ready "port" .port) }}
+{{ include "cofferdam.livenessProbe" . }}
+{{- end -}}
+
+{{- define "cofferdam.readinessProbe" -}}
 readinessProbe:
   httpGet:
-    path: {{ .ready }}
+    path: {{ .path }}
     port: {{ .port }}
   periodSeconds: 5
+{{- end -}}
+
+{{- define "cofferdam.livenessProbe" -}}
 livenessProbe:
   httpGet:
     path: /healthz

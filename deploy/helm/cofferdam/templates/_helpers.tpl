@@ -140,10 +140,13 @@ What the values mean, as JSON:
 {{- end -}}
 {{- end -}}
 
-{{/* The driver's data are in files or in the memory of one process. */}}
+{{/* The driver's data are in files or in the memory of one process. Without grants, a component that imports `state` gets it. */}}
 {{- define "cofferdam.hasSingleOwner" -}}
 {{- with .Values.driver -}}
-{{- if or .state .pool (has "state" .grants) (has "pool" .grants) -}}true{{- end -}}
+{{- $imports := list -}}
+{{- if .manifest -}}{{- $imports = default list (get (fromJson .manifest) "grants") -}}{{- end -}}
+{{- $grants := default (list "state") .grants -}}
+{{- if or .state .pool (and (has "state" $imports) (has "state" $grants)) (has "state" .grants) (has "pool" .grants) -}}true{{- end -}}
 {{- end -}}
 {{- end -}}
 
@@ -208,6 +211,10 @@ numbers, booleans and of lists of them is also TOML.
 {{- $drain := dig "drain-timeout" "30s" .settings -}}
 {{- add 15 (include "cofferdam.seconds" (toString $drain) | int) -}}
 {{- end -}}
+{{- end -}}
+
+{{- define "cofferdam.startupTaintToleration" -}}
+{{- dict "key" (printf "%s/agent-not-ready" .Values.driver.name) "operator" "Exists" | toJson -}}
 {{- end -}}
 
 {{/* Variables with the address of the API server, for containers that call it. */}}

@@ -156,6 +156,12 @@
 {{- if and .Values.node.enabled (not (get $driver.csi.node "image")) -}}
 {{- fail "driver.csi.node.image is empty: expected the image of the driver's node service, or node.enabled: false" -}}
 {{- end -}}
+{{- if .Values.node.preStop.enabled -}}
+{{- fail "node.preStop.enabled is true for a CSI driver: expected it for a component only, because the driver's node service knows its mounts" -}}
+{{- end -}}
+{{- if .Values.networkPolicy.cilium -}}
+{{- fail "networkPolicy.cilium is true for a CSI driver: expected it for a component only, whose origins are known" -}}
+{{- end -}}
 {{- if hasKey .Values.node.settings "node" -}}
 {{- fail "node.settings.node is set for a CSI driver: expected it for a component only, because the driver's node service mounts volumes" -}}
 {{- end -}}
@@ -248,12 +254,34 @@
 {{- if gt (int (default 1 $controller.replicaCount)) 1 -}}
 {{- fail (printf "controller.replicaCount is %v for a driver with state or pool: expected 1, because its data has one owner" $controller.replicaCount) -}}
 {{- end -}}
+{{- range $name, $path := dict "driver.state.file" (default "" (get $driver.state "file")) "driver.pool.directory" (default "" (get $driver.pool "directory")) -}}
+{{- if $path -}}
+{{- $covered := false -}}
+{{- range $controller.volumeMounts -}}
+{{- $mount := trimSuffix "/" .mountPath -}}
+{{- if or (eq $path $mount) (hasPrefix (printf "%s/" $mount) $path) -}}{{- $covered = true -}}{{- end -}}
+{{- end -}}
+{{- if not $covered -}}
+{{- fail (printf "%s is %q: expected a volume in controller.volumes, and its mount at a directory above the path in controller.volumeMounts, because the root filesystem is read-only" $name $path) -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
 {{- if and $controller.updateStrategy (ne (toString (get $controller.updateStrategy "type")) "Recreate") -}}
 {{- fail (printf "controller.updateStrategy.type is %v for a driver with state or pool: expected Recreate, because its data has one owner" (get $controller.updateStrategy "type")) -}}
 {{- end -}}
 {{- end -}}
 {{- if and (kindIs "bool" (get $controller.settings "leader-election")) (not (get $controller.settings "leader-election")) (not .nodeLocal) (gt (int (default (ternary 1 2 $singleOwner) $controller.replicaCount)) 1) -}}
 {{- fail "controller.settings.leader-election is false with several replicas: expected controller.replicaCount: 1 and controller.updateStrategy: {type: Recreate}" -}}
+{{- end -}}
+{{- if and (kindIs "bool" (get $controller.settings "leader-election")) (not (get $controller.settings "leader-election")) (eq (int $controller.replicaCount) 1) (not $singleOwner) (not .nodeLocal) (ne (toString (get $controller.updateStrategy "type")) "Recreate") -}}
+{{- fail "controller.settings.leader-election is false and controller.updateStrategy is not Recreate: expected {type: Recreate}, because two processes would run during an update" -}}
+{{- end -}}
+{{- if and .nodeLocal (kindIs "bool" (get $controller.settings "leader-election")) (not (get $controller.settings "leader-election")) -}}
+{{- range $controller.roles -}}
+{{- if has . (list "pv-controller" "protection" "attach-detach") -}}
+{{- fail (printf "controller.settings.leader-election is false with the role %s, which runs in two replicas: expected it to be absent" .) -}}
+{{- end -}}
+{{- end -}}
 {{- end -}}
 {{- if and .nodeLocal (get $controller.settings "leader-election") -}}
 {{- fail "controller.settings.leader-election is true for a driver on nodes: expected it to be absent, because only one node would provision" -}}
@@ -263,6 +291,9 @@
 {{- $drain := dig "drain-timeout" "30s" $settings.settings | toString -}}
 {{- if and $seconds (le (int $seconds) (include "cofferdam.seconds" $drain | int)) -}}
 {{- fail (printf "%s.terminationGracePeriodSeconds is %v: expected more than the setting drain-timeout, %s" $part $seconds $drain) -}}
+{{- end -}}
+{{- if and (eq $part "node") $seconds $node.preStop.enabled (le (int $seconds) (int $node.preStop.timeoutSeconds)) -}}
+{{- fail (printf "node.terminationGracePeriodSeconds is %v: expected more than node.preStop.timeoutSeconds, %v" $seconds $node.preStop.timeoutSeconds) -}}
 {{- end -}}
 {{- if eq (int $settings.ports.health) (int $settings.ports.metrics) -}}
 {{- fail (printf "%s.ports.health and %s.ports.metrics are both %v: expected two ports" $part $part $settings.ports.health) -}}
@@ -280,7 +311,7 @@
 {{- end -}}
 {{- end -}}
 {{- end -}}
-{{- if gt (int (dig "rollingUpdate" "maxSurge" 0 $node.updateStrategy)) 0 -}}
+{{- if gt (dig "rollingUpdate" "maxSurge" 0 $node.updateStrategy | toString | trimSuffix "%" | int) 0 -}}
 {{- fail (printf "node.updateStrategy.rollingUpdate.maxSurge is %v: expected 0, because two pods of a node would serve one socket" $node.updateStrategy.rollingUpdate.maxSurge) -}}
 {{- end -}}
 {{- if not (regexMatch "^/[^/]+(/[^/]+)*/?$" $node.kubeletPath) -}}

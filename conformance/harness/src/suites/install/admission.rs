@@ -163,7 +163,14 @@ fn cases() -> Vec<PolicyCase> {
         case(Method::PATCH, claim_path("own"), label, Some("expected a change of the annotation")),
         case(Method::PATCH, format!("{}/status", claim_path("own")), status.clone(), None),
         case(Method::PATCH, format!("{}/status", claim_path("other")), status, Some(own_claim)),
-        case(Method::PATCH, claim_path("own"), no_node, None),
+        case(
+            Method::PATCH,
+            format!("{}/status", claim_path("own")),
+            json!({"status": {"phase": "Lost"}}),
+            Some("expected no change of the phase"),
+        ),
+        case(Method::PATCH, claim_path("own"), no_node.clone(), None),
+        case(Method::PATCH, claim_path("bound"), no_node, Some("expected a claim without a volume")),
         case(Method::POST, maps(), config_map(&journal("0"), NODE), None),
         case(Method::POST, maps(), config_map(&journal("1"), OTHER_NODE), Some(own_journal)),
         case(
@@ -220,11 +227,11 @@ async fn create_objects(cluster: &Cluster<'_>) -> Result<()> {
         }
         object
     };
-    let claim = |name: &str, node: &str| {
+    let claim = |name: &str, node: &str, volume: &str| {
         json!({
             "metadata": {"name": name, "namespace": "default", "annotations": {SELECTED_NODE: node}},
             "spec": {
-                "storageClassName": "unbound", "accessModes": ["ReadWriteOnce"],
+                "storageClassName": "unbound", "accessModes": ["ReadWriteOnce"], "volumeName": volume,
                 "resources": {"requests": {"storage": "1Gi"}},
             },
         })
@@ -239,8 +246,9 @@ async fn create_objects(cluster: &Cluster<'_>) -> Result<()> {
     let items = [
         typed("Node", node),
         typed("PersistentVolume", volume("other", &csi(DRIVER), OTHER_NODE)),
-        typed("PersistentVolumeClaim", claim("own", NODE)),
-        typed("PersistentVolumeClaim", claim("other", OTHER_NODE)),
+        typed("PersistentVolumeClaim", claim("own", NODE, "")),
+        typed("PersistentVolumeClaim", claim("other", OTHER_NODE, "")),
+        typed("PersistentVolumeClaim", claim("bound", NODE, "absent")),
         typed("ConfigMap", map),
     ];
     let file = cluster.run.directory().join("admission-objects.json");

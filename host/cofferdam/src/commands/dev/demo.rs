@@ -3,7 +3,7 @@
 use std::{fmt, time::Duration};
 
 use cofferdam_backend::Backend;
-use cofferdam_controllers::{Role, protection, provisioner, pv_controller};
+use cofferdam_controllers::{Role, attach_detach, attacher, protection, provisioner, pv_controller, resizer};
 use cofferdam_dev_cluster::NodesView;
 use cofferdam_domain::storage::Ability;
 use k8s_openapi::api::{
@@ -60,7 +60,14 @@ pub(crate) fn check_roles(resolved: &ResolvedConfig, nodes: usize) -> Result<(),
     // Without a pod no volume is attached or expanded.
     let required_roles: &[Role] = match nodes {
         0 => &[provisioner::ROLE, pv_controller::ROLE, protection::ROLE],
-        1.. => &Role::ALL,
+        1.. => &[
+            provisioner::ROLE,
+            attacher::ROLE,
+            resizer::ROLE,
+            pv_controller::ROLE,
+            protection::ROLE,
+            attach_detach::ROLE,
+        ],
     };
     let configured_roles = &resolved.configuration.role.cluster;
     let missing: Vec<_> = required_roles

@@ -145,8 +145,9 @@ fn volume_checks(target: &AdmissionTarget<'_>) -> PolicyChecks {
     }
 }
 
-/// Of claims, only the annotation of the selected node changes, to or from the token's node. The status
-/// changes for claims whose selected node it is.
+/// Of claims, only the annotation of the selected node changes, to or from the token's node, and only before the
+/// claim has a volume. The status, but not its phase and access modes, changes for claims whose selected node it
+/// is.
 fn claim_checks() -> PolicyChecks {
     let annotations = |object: &str| format!("{object}.metadata.?annotations.orValue({{}})");
     let selected = |object: &str| format!("{object}.metadata.?annotations[?'{SELECTED_NODE}']");
@@ -184,6 +185,18 @@ fn claim_checks() -> PolicyChecks {
                     selected("oldObject"),
                 ),
                 "expected a claim whose selected node is the own node, or none".to_owned(),
+            ),
+            (
+                "request.operation != 'UPDATE' || request.?subResource.orValue('') != '' || \
+                 oldObject.spec.?volumeName.orValue('') == ''"
+                    .to_owned(),
+                "expected a claim without a volume".to_owned(),
+            ),
+            (
+                "request.?subResource.orValue('') == '' || object.?status.?phase == oldObject.?status.?phase && \
+                 object.?status.?accessModes == oldObject.?status.?accessModes"
+                    .to_owned(),
+                "expected no change of the phase or of the access modes".to_owned(),
             ),
             (
                 format!(
