@@ -39,7 +39,8 @@ fn second_node() -> [UserAction; 2] {
 /// The first node has the taint and another one; then the driver is registered.
 fn registered_later() -> Vec<UserAction> {
     let taints = [taint("other", "NoSchedule"), startup_taint()];
-    let register = Patch(CSI_NODE, json!({"spec": csi_node("node-1", "id-1")["spec"]}));
+    let drivers = json!([{"name": DRIVER, "nodeID": "id-1", "topologyKeys": null}]);
+    let register = Patch(CSI_NODE, json!({"spec": {"drivers": drivers}}));
     vec![Create(empty_csi_node()), Create(tainted_node("node-1", &taints)), Settle, register, Settle]
 }
 
