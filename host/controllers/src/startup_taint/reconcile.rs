@@ -92,7 +92,7 @@ impl StartupTaint {
         let writer = &self.context.writer;
         let taints = writer.read_value::<Node>(&node.name, rules::TAINTS).await?;
         let patch = taints.and_then(|taints| rules::removal_patch(&taints, drivers));
-        // Somebody else has removed the taint or the Node.
+        // Another client has removed the taint or the Node.
         let Some(patch) = patch else { return writer.refresh::<Node>(&node.name).await };
         let drivers: Vec<&str> = drivers.iter().map(|driver| driver.as_str()).collect();
         let text = format!("removes the start-up taint from node {}: {}", node.name, drivers.join(", "));

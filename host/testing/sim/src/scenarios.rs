@@ -26,8 +26,8 @@ use crate::{EnvironmentKind, Scenario};
 pub const fn skipped_count(environment: EnvironmentKind) -> usize {
     match environment {
         EnvironmentKind::InProcess => 0,
-        EnvironmentKind::Http => 10,
-        EnvironmentKind::Kubernetes => 8,
+        EnvironmentKind::Http => 11,
+        EnvironmentKind::Kubernetes => 9,
     }
 }
 

@@ -3,16 +3,19 @@
 use serde_json::{Value, json};
 
 use crate::{
-    ApiFault, FaultKind,
+    ApiFault, EnvironmentKind, FaultKind,
     UserAction::{self, Create, Patch, Settle},
     objects::{DRIVER, csi_node, node, with},
     remaining_work::WorkKind,
-    scenario::Scenario,
+    scenario::{Scenario, in_real_time},
 };
 
 const NODE: &str = "/api/v1/nodes/node-1";
 const CSI_NODE: &str = "/apis/storage.k8s.io/v1/csinodes/node-1";
 const TAINTED: &[&str] = &["node-1"];
+
+const ENDLESS_RETRY: &[(EnvironmentKind, &str)] =
+    &in_real_time("the process retries for ever, and is not idle");
 
 fn taint(key: &str, effect: &str) -> Value {
     json!({"key": key, "effect": effect})
@@ -101,6 +104,7 @@ pub(super) fn scenarios() -> Vec<Scenario> {
                 (WorkKind::Write, "the API server forbids the removal for ever"),
                 (WorkKind::Retry, "the API server forbids the removal for ever"),
             ],
+            skipped_on: ENDLESS_RETRY,
             ..Scenario::default()
         },
     ]
