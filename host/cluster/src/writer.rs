@@ -10,7 +10,7 @@ use std::{collections::BTreeMap, sync::Arc, time::Duration};
 use cofferdam_domain::{Uid, ids::ResourceVersion, term::PermitSource};
 use http::Method;
 use kube::core::params::{DeleteParams, Preconditions};
-use serde::Deserialize;
+use serde::{Deserialize, de::DeserializeOwned};
 use serde_json::{Value, json};
 
 pub use crate::store::CachedKind;
@@ -318,17 +318,8 @@ impl Writer {
             uid: String,
             annotations: Option<BTreeMap<String, String>>,
         }
-        let (namespace, name) = K::key_parts(key);
-        let target = describe_target(K::RESOURCE, namespace, name);
-        let path = object_path(K::RESOURCE, namespace, name, PatchTarget::Object);
-        let response = match self.api.read(&path, &target).await {
-            Ok(response) => response,
-            Err(ApiError::NotFound(_)) => return Ok(None),
-            Err(error) => return Err(error),
-        };
-        let Object { metadata } =
-            serde_json::from_str(&response).map_err(|error| ApiError::invalid_response(&target, error))?;
-        Ok(Some((metadata.uid.into(), metadata.annotations.unwrap_or_default())))
+        let object = self.read_uncached::<K, Object>(key).await?;
+        Ok(object.map(|Object { metadata }| (metadata.uid.into(), metadata.annotations.unwrap_or_default())))
     }
 
     /// Reads one value of an object from the API server: that at a JSON pointer, null if there is none. Returns
@@ -341,17 +332,26 @@ impl Writer {
         key: &K::Key,
         pointer: &str,
     ) -> Result<Option<Value>, ApiError> {
+        let object = self.read_uncached::<K, Value>(key).await?;
+        Ok(object.map(|object| object.pointer(pointer).cloned().unwrap_or_default()))
+    }
+
+    /// Reads an object from the API server as another type, without an effect on the cache. Returns `None` if the
+    /// object does not exist.
+    async fn read_uncached<K: CachedKind, T: DeserializeOwned>(
+        &self,
+        key: &K::Key,
+    ) -> Result<Option<T>, ApiError> {
         let (namespace, name) = K::key_parts(key);
         let target = describe_target(K::RESOURCE, namespace, name);
         let path = object_path(K::RESOURCE, namespace, name, PatchTarget::Object);
-        let response = match self.api.read(&path, &target).await {
-            Ok(response) => response,
-            Err(ApiError::NotFound(_)) => return Ok(None),
-            Err(error) => return Err(error),
-        };
-        let object: Value =
-            serde_json::from_str(&response).map_err(|error| ApiError::invalid_response(&target, error))?;
-        Ok(Some(object.pointer(pointer).cloned().unwrap_or_default()))
+        match self.api.read(&path, &target).await {
+            Ok(response) => serde_json::from_str(&response)
+                .map(Some)
+                .map_err(|error| ApiError::invalid_response(&target, error)),
+            Err(ApiError::NotFound(_)) => Ok(None),
+            Err(error) => Err(error),
+        }
     }
 
     /// Lists the objects of a namespace from the API server and caches them.
