@@ -334,6 +334,8 @@ pub struct LeaderElector {
     attempts: u64,
     /// The holder that was logged last.
     reported_holder: Option<String>,
+    /// True once a Lease of coordinated leader election was logged.
+    has_reported_strategy: bool,
     health: LeaderHealth,
     /// The term since the Lease was acquired; an ended one before.
     term: Term,
@@ -376,6 +378,7 @@ impl LeaderElector {
             reference: None,
             attempts: 0,
             reported_holder: None,
+            has_reported_strategy: false,
             health: LeaderHealth::default(),
         }
     }
@@ -664,6 +667,7 @@ impl LeaderElector {
             return Ok(Attempt::Held);
         };
         self.observe(&lease.spec);
+        self.report_strategy(&lease.object);
         let is_held = self.is_held(&lease.spec);
         let is_valid = self
             .observation
@@ -788,6 +792,23 @@ impl LeaderElector {
             tracing::info!(lease = self.lease(), holder, "{text}");
             self.reported_holder = Some(holder);
         }
+    }
+
+    /// Logs once that the Lease asks for coordinated leader election (Kubernetes 1.31, KEP-4355), in which the API
+    /// server chooses among LeaseCandidates. As client-go without it, this process ignores both fields.
+    fn report_strategy(&mut self, object: &Value) {
+        let text = |name: &str| object.pointer(&format!("/spec/{name}")).and_then(Value::as_str);
+        let (strategy, preferred_holder) = (text("strategy"), text("preferredHolder"));
+        if self.has_reported_strategy || (strategy, preferred_holder) == (None, None) {
+            return;
+        }
+        self.has_reported_strategy = true;
+        tracing::warn!(
+            lease = self.lease(),
+            strategy,
+            preferred_holder,
+            "the lease asks for coordinated leader election: this process takes no part in it, and ignores both"
+        );
     }
 
     /// Sends an event about this process on the Lease.

@@ -5,9 +5,10 @@ mod common;
 
 use std::{sync::Arc, time::Duration};
 
+use cofferdam_apiserver::ApiServer;
 use cofferdam_cluster::{
     EventSink, Journal, JournalError,
-    journal::{LossReports, LostJournals},
+    journal::{JournalReports, LostJournals},
     metrics::Metrics,
 };
 use cofferdam_domain::Uid;
@@ -116,8 +117,8 @@ async fn the_loss_to_an_idle_process_is_reported_again_when_a_request_waits() {
     let wire = FaultyApi::new(&api);
     let lost = tokio::sync::watch::Sender::new(LostJournals::new());
     let (events, _loop) = EventSink::new(&wire.writer(), Arc::new(jiff::Timestamp::now), metrics.clone());
-    let reports = LossReports { lost: lost.clone(), events, component: "a".into() };
-    let (older, newer) = (journal(&wire, &metrics).with_loss_reports(reports), journal(&wire, &metrics));
+    let reports = JournalReports { lost: lost.clone(), events, component: "a".into() };
+    let (older, newer) = (journal(&wire, &metrics).with_reports(reports), journal(&wire, &metrics));
     let is_reported = || !lost.borrow().is_empty();
     with_running(&older, async {
         older.acquire().await.unwrap();
@@ -315,8 +316,8 @@ async fn a_loss_is_reported_once_until_it_ends() {
     let (events, event_loop) = EventSink::new(&wire.writer(), Arc::new(move || now), metrics.clone());
     tokio::spawn(event_loop.run(CancellationToken::new()));
     let lost = tokio::sync::watch::Sender::new(LostJournals::new());
-    let reports = LossReports { lost: lost.clone(), events, component: "drv_older".into() };
-    let older = journal(&wire, &metrics).with_loss_reports(reports);
+    let reports = JournalReports { lost: lost.clone(), events, component: "drv_older".into() };
+    let older = journal(&wire, &metrics).with_reports(reports);
     let newer = journal(&wire, &metrics).with_identity("newer");
     let event_messages = async || {
         let events = get(&api, "/api/v1/namespaces/default/events").await;
@@ -454,6 +455,118 @@ async fn intents_of_another_format_are_kept_and_new_ones_go_elsewhere() {
         third.acquire().await.unwrap();
         let refused = third.write(intent("c")).await.unwrap_err();
         assert!(matches!(&refused, JournalError::Refused(text) if text.contains("format")), "{refused}");
+    })
+    .await;
+}
+
+/// A journal with the receivers of its reports.
+fn reporting_journal(wire: &FaultyApi) -> (Journal, tokio::sync::watch::Receiver<LostJournals>) {
+    let metrics = Metrics::default();
+    let (events, event_loop) =
+        EventSink::new(&wire.writer(), Arc::new(jiff::Timestamp::now), metrics.clone());
+    tokio::spawn(event_loop.run(CancellationToken::new()));
+    let (lost, receiver) = tokio::sync::watch::channel(LostJournals::new());
+    let reports = JournalReports { lost, events, component: "drv".into() };
+    (journal(wire, &metrics).with_reports(reports), receiver)
+}
+
+/// Messages of the events with this reason.
+async fn event_messages(api: &ApiServer, reason: &str) -> Vec<String> {
+    tokio::time::sleep(Duration::from_secs(5)).await;
+    let events = get(api, "/api/v1/namespaces/default/events").await;
+    let events = events["items"].as_array().unwrap().iter().filter(|event| event["reason"] == reason);
+    events.map(|event| event["message"].as_str().unwrap().to_owned()).collect()
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_edited_epoch_is_a_loss() {
+    let api = api();
+    let wire = FaultyApi::new(&api);
+    let (journal, lost) = reporting_journal(&wire);
+    with_running(&journal, async {
+        journal.acquire().await.unwrap();
+        journal.write(intent("a")).await.unwrap();
+        let edit = json!({"metadata": {"annotations": {"cofferdam.dev/journal-epoch": "9"}}});
+        call(&api, Method::PATCH, SHARD_PATH, edit).await;
+        let refused = journal.write(intent("b")).await.unwrap_err();
+        let rival = "unknown (epoch \"9\" instead of 1)".to_owned();
+        assert_eq!(refused, JournalError::Taken(rival.clone()));
+        assert_eq!(*lost.borrow(), LostJournals::from([("drv".into(), rival)]));
+        assert_eq!(event_messages(&api, "IntentJournalTaken").await.len(), 1);
+
+        // No process works with the journal, so this one takes it back, above the edited epoch.
+        while journal.acquire().await.is_err() {
+            tokio::time::sleep(Duration::from_secs(10)).await;
+        }
+        let map = get(&api, SHARD_PATH).await;
+        assert_eq!(map["metadata"]["annotations"]["cofferdam.dev/journal-epoch"], "10");
+        assert!(lost.borrow().is_empty());
+        assert!(journal.get(&"a".into()).is_some());
+    })
+    .await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_foreign_change_of_intents_is_reported_once() {
+    let api = api();
+    let wire = FaultyApi::new(&api);
+    let (journal, lost) = reporting_journal(&wire);
+    let change = async |body: Value| call(&api, Method::PATCH, SHARD_PATH, body).await;
+    let changed = async || event_messages(&api, "IntentJournalChanged").await;
+    with_running(&journal, async {
+        journal.acquire().await.unwrap();
+        for uid in ["a", "b", "c"] {
+            journal.write(intent(uid)).await.unwrap();
+        }
+        journal.write(intent("own")).await.unwrap();
+        change(json!({"metadata": {"labels": {"team": "storage"}}})).await;
+        journal.remove(&"c".into());
+        journal.write(intent("d")).await.unwrap();
+        assert!(changed().await.is_empty(), "no intent has changed, and the removal is of this process");
+
+        let stored = get(&api, SHARD_PATH).await["data"]["b"].as_str().unwrap().replace("pvc-b", "pvc-x");
+        change(json!({"data": {"a": null, "b": stored, "z": "{}"}})).await;
+        journal.write(intent("e")).await.unwrap();
+        let expected = "another client has changed the intent journal of driver drv: removed 1 (claim uids a), \
+             replaced 1 (claim uids b), added 1 (claim uids z); a volume without its intent can leak if this \
+             process ends";
+        assert_eq!(changed().await, [expected]);
+        journal.write(intent("f")).await.unwrap();
+        assert_eq!(changed().await.len(), 1);
+        assert!(lost.borrow().is_empty() && journal.taken_by().is_none(), "it is no loss");
+    })
+    .await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_own_write_whose_response_is_lost_is_no_foreign_change() {
+    let api = api();
+    let wire = FaultyApi::new(&api);
+    let (journal, _lost) = reporting_journal(&wire);
+    with_running(&journal, async {
+        journal.acquire().await.unwrap();
+        wire.faults.lock().unwrap().push_back(WriteFault::ResponseLost);
+        assert!(journal.write(intent("a")).await.is_err());
+        journal.write(intent("b")).await.unwrap();
+        assert!(event_messages(&api, "IntentJournalChanged").await.is_empty());
+    })
+    .await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_config_map_of_the_owner_has_its_epoch_from_its_creation() {
+    let (api, metrics) = (api(), Metrics::default());
+    let wire = FaultyApi::new(&api);
+    let journal = journal(&wire, &metrics);
+    with_running(&journal, async {
+        journal.acquire().await.unwrap();
+        fill_two_shards(&journal).await;
+        let annotations =
+            async |index| get(&api, &shard_path(index)).await["metadata"]["annotations"].clone();
+        let (first, second) = (annotations(0).await, annotations(1).await);
+        for name in ["cofferdam.dev/journal-owner", "cofferdam.dev/journal-epoch"] {
+            assert!(first[name].is_string() && first[name] == second[name], "{name}: {first} {second}");
+        }
     })
     .await;
 }

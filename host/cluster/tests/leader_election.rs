@@ -474,6 +474,8 @@ async fn a_leader_repairs_or_gives_up_an_edited_lease() {
     for (spec, lost) in [
         (json!({"leaseDurationSeconds": 3600, "leaseTransitions": null}), None),
         (json!({"holderIdentity": ""}), None),
+        (json!({"strategy": "OldestEmulationVersion"}), None),
+        (json!({"strategy": "example.com/oldest", "preferredHolder": "stranger"}), None),
         (json!({"holderIdentity": "stranger", "leaseDurationSeconds": 1}), Some("\"stranger\" holds it now")),
         (
             json!({"holderIdentity": "stranger", "leaseDurationSeconds": i32::MAX}),
@@ -493,6 +495,13 @@ async fn a_leader_repairs_or_gives_up_an_edited_lease() {
                 assert!(ended.is_err(), "{spec}: {ended:?}");
                 assert_eq!(lease(&api).await["spec"]["leaseDurationSeconds"], 15, "{spec}");
                 assert_eq!(lease(&api).await["spec"]["holderIdentity"], "first", "{spec}");
+                for name in ["strategy", "preferredHolder"] {
+                    assert_eq!(
+                        lease(&api).await["spec"][name],
+                        spec[name],
+                        "{spec}: it is not this process's"
+                    );
+                }
             }
         }
     }
@@ -555,12 +564,17 @@ async fn a_candidate_waits_for_permission_and_for_a_stranger() {
     let api = api_with_namespace().await;
     let wire = FaultyApi::new(&api);
     let mut first = elector(&wire, "first");
-    wire.faults.lock().unwrap().extend(vec![WriteFault::Refused(StatusCode::FORBIDDEN); 60]);
-    let waited = timeout(Duration::from_secs(240), first.acquire()).await;
-    assert!(waited.is_err());
-    let sent = 60 - wire.faults.lock().unwrap().len();
-    assert!((20..=48).contains(&sent), "{sent} requests");
-    wire.faults.lock().unwrap().clear();
+    // kube-apiserver answers 401 to a client certificate or a token that has expired.
+    for status in [StatusCode::UNAUTHORIZED, StatusCode::FORBIDDEN] {
+        wire.faults.lock().unwrap().extend(vec![WriteFault::Refused(status); 60]);
+        let waited = timeout(Duration::from_secs(240), first.acquire()).await;
+        assert!(waited.is_err());
+        let sent = 60 - wire.faults.lock().unwrap().len();
+        assert!((20..=48).contains(&sent), "{sent} requests");
+        wire.faults.lock().unwrap().clear();
+        assert!(timeout(Duration::from_secs(12), first.acquire()).await.is_ok());
+        first.release().await;
+    }
     assert!(timeout(Duration::from_secs(12), first.acquire()).await.is_ok());
 
     wire.faults.lock().unwrap().extend(vec![WriteFault::Refused(StatusCode::FORBIDDEN); 60]);

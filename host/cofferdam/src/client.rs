@@ -8,6 +8,9 @@ use kube::config::{KubeConfigOptions, Kubeconfig, KubeconfigError, LoadDataError
 
 use crate::config::Configuration;
 
+/// Directory of the pod's service account, as kube has it.
+const SERVICE_ACCOUNT: &str = "/var/run/secrets/kubernetes.io/serviceaccount";
+
 /// Origin of the URL that `--master` sets without a kubeconfig, for output.
 const MASTER: &str = "--master";
 
@@ -215,16 +218,16 @@ pub(crate) async fn load(
     Ok(ClientConfig { config, origin, namespace })
 }
 
-/// The files of the client's configuration and credentials that [`load`] reads once. kube reads files with
-/// tokens again by itself.
+/// The files of the client's configuration and credentials. kube reads files with tokens again by itself, a
+/// minute after the last time by the wall clock: a token that it read while the clock was ahead would otherwise
+/// stay in use until then.
 pub(crate) fn files(settings: &ClientSettings, environment: &ClientEnvironment) -> Vec<PathBuf> {
     if settings.is_master_only(environment) {
         return Vec::new();
     }
     let kubeconfigs = match environment.choose_source(settings.kubeconfig.as_deref()) {
-        // kube's path.
         Ok(ClientConfigSource::InCluster) => {
-            return vec![PathBuf::from("/var/run/secrets/kubernetes.io/serviceaccount/ca.crt")];
+            return ["ca.crt", "token"].map(|name| Path::new(SERVICE_ACCOUNT).join(name)).into();
         }
         Ok(ClientConfigSource::File(path)) => vec![path],
         Ok(ClientConfigSource::KubeconfigVariable(value)) => std::env::split_paths(&value).collect(),
@@ -237,7 +240,7 @@ pub(crate) fn files(settings: &ClientSettings, environment: &ClientEnvironment) 
         let authorities = kubeconfig.clusters.into_iter().filter_map(|cluster| cluster.cluster);
         files.extend(authorities.filter_map(|cluster| cluster.certificate_authority));
         for user in kubeconfig.auth_infos.into_iter().filter_map(|user| user.auth_info) {
-            files.extend(user.client_certificate.into_iter().chain(user.client_key));
+            files.extend([user.client_certificate, user.client_key, user.token_file].into_iter().flatten());
         }
         files.push(path.display().to_string());
     }

@@ -13,7 +13,7 @@ use std::{
 use cofferdam_backend::Backend;
 use cofferdam_cluster::{
     ApiError, Cache, Clock, EventSink, Journal, SecretReader, Writer,
-    journal::{LossReports, LostJournals},
+    journal::{JournalReports, LostJournals},
     leadership::{LeaderTerm, Leadership},
     metrics::Metrics,
     observer::StepObserver,
@@ -527,7 +527,7 @@ impl ControllerManager {
             let journal = journal
                 .with_identity(&self.settings.identity)
                 .with_retry_interval_max(self.settings.calls.retry_interval_max)
-                .with_loss_reports(LossReports {
+                .with_reports(JournalReports {
                     lost: self.lost_journals.clone(),
                     events: events.clone(),
                     component: component.clone(),

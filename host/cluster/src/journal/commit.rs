@@ -249,7 +249,7 @@ impl Journal {
                     return self.requeue_failed(index, batch, &error);
                 }
                 Err(ApiError::Conflict(_) | ApiError::NotFound(_) | ApiError::AlreadyExists(_)) => {
-                    self.invalidate(index);
+                    self.invalidate_after_conflict(index);
                 }
                 Err(error) => return self.requeue_failed(index, batch, &error),
             }
@@ -381,7 +381,9 @@ impl Journal {
                 if index > 0 {
                     self.announce_shard(index).await?;
                 }
-                let metadata = self.metadata(&name, &[]);
+                let owner = self.own_annotations();
+                let owner: Vec<_> = owner.iter().map(|(name, value)| (*name, &**value)).collect();
+                let metadata = self.metadata(&name, &owner);
                 let body =
                     json!({"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, "data": data});
                 self.inner.writer.api().send_json_for_version(Method::POST, &collection, &body, &name).await

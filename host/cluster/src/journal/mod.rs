@@ -21,10 +21,11 @@
 mod commit;
 mod config_map;
 mod error;
+mod foreign_change;
 mod intent;
-mod loss;
 mod owner;
 mod ownership;
+mod reports;
 mod run;
 mod shard;
 mod state;
@@ -34,7 +35,7 @@ pub use config_map::{
 };
 pub use error::JournalError;
 pub use intent::{Intent, IntentClass, IntentSecrets};
-pub use loss::{LossReports, LostJournals};
 pub use ownership::OWNER_CHECK_INTERVAL;
+pub use reports::{JournalReports, LostJournals};
 pub use shard::JournalEntry;
 pub use state::Journal;

@@ -12,11 +12,11 @@ use super::{
     commit::MAX_COMMIT_ATTEMPTS,
     config_map::{FORMAT, FORMAT_ANNOTATION, SHARD_COUNT},
     error::{JournalError, journal_error},
-    loss::LossReports,
     ownership::{
         EPOCH, OWNER, OWNER_CHECK_INTERVAL, Ownership, RENEW_INTERVAL, RENEWALS, RETRY_TOLERANCE, SHARDS,
         Versions,
     },
+    reports::JournalReports,
     shard::ShardContents,
     state::Journal,
 };
@@ -87,7 +87,7 @@ impl Journal {
                 Ok(since) => {
                     tracing::info!(driver = %self.inner.driver, owner, epoch, "took the intent journal");
                     self.inner.state.lock().worked_at = Some(Instant::now());
-                    self.set_ownership(Ownership::Owned { owner, since });
+                    self.set_ownership(Ownership::Owned { owner, epoch, since });
                     return Ok(());
                 }
                 Err(error @ (ApiError::Conflict(_) | ApiError::NotFound(_) | ApiError::AlreadyExists(_))) => {
@@ -151,6 +151,14 @@ impl Journal {
         Ok(versions)
     }
 
+    /// The annotations of a ConfigMap that this process creates as the owner; empty without ownership.
+    pub(super) fn own_annotations(&self) -> Vec<(&'static str, String)> {
+        match &self.inner.state.lock().ownership {
+            Ownership::Owned { owner, epoch, .. } => vec![(OWNER, owner.clone()), (EPOCH, epoch.to_string())],
+            Ownership::Unclaimed | Ownership::Lost(_) => Vec::new(),
+        }
+    }
+
     fn invalidate_all(&self) {
         (0..SHARD_COUNT).for_each(|index| self.invalidate(index));
     }
@@ -173,6 +181,7 @@ impl Journal {
         let written = self.write_annotations(0, &[(SHARDS, &count.to_string())]).await;
         match written {
             Ok(_) => self.inner.state.lock().announced_shards = count,
+            Err(ApiError::Conflict(_) | ApiError::NotFound(_)) => self.invalidate_after_conflict(0),
             Err(_) => self.invalidate(0),
         }
         written.map(drop)
@@ -180,8 +189,8 @@ impl Journal {
 
     /// The same journal with receivers of reports of a loss.
     #[must_use]
-    pub fn with_loss_reports(self, reports: LossReports) -> Self {
-        self.inner.state.lock().loss_reports = Some(reports);
+    pub fn with_reports(self, reports: JournalReports) -> Self {
+        self.inner.state.lock().reports = Some(reports);
         // A journal before this one, of an earlier cache of the process, may have been lost.
         self.report_ownership();
         self
@@ -264,7 +273,7 @@ impl Journal {
         match self.write_annotations(0, &[(RENEWALS, &renewals.to_string())]).await {
             Ok(_) => Ok(()),
             Err(ApiError::Conflict(_) | ApiError::NotFound(_)) => {
-                self.invalidate(0);
+                self.invalidate_after_conflict(0);
                 self.read_shard(0, &mut BTreeMap::new()).await
             }
             Err(error) => {

@@ -51,8 +51,9 @@ pub(super) type Versions = [ResourceVersion; SHARD_COUNT];
 pub(super) enum Ownership {
     /// This process has not taken the journal yet, or no process owns it.
     Unclaimed,
-    /// This process owns the journal. Reads of a ConfigMap's versions below `since` are older than this.
-    Owned { owner: String, since: Versions },
+    /// This process owns the journal, with this epoch. Reads of a ConfigMap's versions below `since` are older
+    /// than this.
+    Owned { owner: String, epoch: u64, since: Versions },
     /// Another process has taken the journal from this one.
     Lost(Rival),
 }
@@ -60,7 +61,7 @@ pub(super) enum Ownership {
 /// The process that has taken the journal.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Rival {
-    /// Value of [`OWNER`].
+    /// Value of [`OWNER`], or a text with the epoch if only the epoch shows the take.
     pub(super) owner: String,
     /// The value of this process, which the first ConfigMap has until the rival has completed its take.
     former: Option<String>,
@@ -72,10 +73,19 @@ pub(super) struct Rival {
     unchanged_since: Option<Instant>,
 }
 
+/// What the annotations of a ConfigMap say of the owner.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct OwnerAnnotations<'a> {
+    /// Value of [`OWNER`]; `None` if the ConfigMap or the annotation is missing.
+    pub(super) owner: Option<&'a str>,
+    /// Value of [`EPOCH`]; `None` as for `owner`.
+    pub(super) epoch: Option<&'a str>,
+}
+
 impl Rival {
-    fn new(owner: &str, former: Option<String>) -> Self {
+    fn new(owner: String, former: Option<String>) -> Self {
         let versions = Versions::default();
-        Self { owner: owner.to_owned(), former, versions, changed_at: Instant::now(), unchanged_since: None }
+        Self { owner, former, versions, changed_at: Instant::now(), unchanged_since: None }
     }
 
     /// Notes the version of a ConfigMap. A change shows that the rival works.
@@ -88,34 +98,44 @@ impl Rival {
 }
 
 impl Ownership {
-    /// Updates the ownership after a read of a ConfigMap. `owner` is `None` if the ConfigMap or its annotation
-    /// is missing. In the first ConfigMap this means that any process may take the journal. In another one it
-    /// means nothing, because older versions do not write it there. Returns true if the journal was lost, or
-    /// was taken by another rival.
-    pub(super) fn observe(&mut self, shard: usize, owner: Option<&str>, version: ResourceVersion) -> bool {
+    /// Updates the ownership after a read of a ConfigMap. In the first ConfigMap, no owner means that any
+    /// process may take the journal. In another one it means nothing, because older versions do not write it
+    /// there. Another epoch beside this process's name is a loss, too: each take has a name of its own, so
+    /// this process has not written it. Returns true if the journal was lost, or was taken by another rival.
+    pub(super) fn observe(
+        &mut self,
+        shard: usize,
+        found: OwnerAnnotations<'_>,
+        version: ResourceVersion,
+    ) -> bool {
         match self {
             Self::Unclaimed => false,
-            Self::Owned { owner: own, since } => {
+            Self::Owned { owner: own, epoch, since } => {
                 let is_old = since.get(shard).is_some_and(|since| version < *since);
-                match owner {
-                    _ if is_old => false,
+                let rival = match found.owner {
+                    _ if is_old => return false,
                     None if shard == 0 => {
                         *self = Self::Unclaimed;
-                        false
+                        return false;
                     }
-                    None => false,
-                    Some(found) if found == own => false,
-                    Some(found) => {
-                        let mut rival = Rival::new(found, Some(std::mem::take(own)));
-                        rival.observe_version(shard, version);
-                        *self = Self::Lost(rival);
-                        true
+                    None => return false,
+                    Some(owner) if owner != own => owner.to_owned(),
+                    Some(_) if found.epoch.and_then(|text| text.parse().ok()) == Some(*epoch) => {
+                        return false;
                     }
-                }
+                    Some(_) => {
+                        let found = found.epoch.unwrap_or("none");
+                        format!("unknown (epoch {found:?} instead of {epoch})")
+                    }
+                };
+                let mut rival = Rival::new(rival, Some(std::mem::take(own)));
+                rival.observe_version(shard, version);
+                *self = Self::Lost(rival);
+                true
             }
             Self::Lost(rival) => {
                 rival.observe_version(shard, version);
-                match owner {
+                match found.owner {
                     // Only the first ConfigMap has the owner of a completed take.
                     _ if shard != 0 => false,
                     None => {
@@ -166,6 +186,14 @@ mod tests {
     /// One step: a read of owner and version, then a decision with or without work, at a second.
     type Step = (u64, Option<&'static str>, u64, bool);
 
+    fn named(owner: &str) -> OwnerAnnotations<'_> {
+        OwnerAnnotations { owner: Some(owner), epoch: Some("7") }
+    }
+
+    fn owned_by_me() -> Ownership {
+        Ownership::Owned { owner: "me-1".to_owned(), epoch: 7, since: [version(10); SHARD_COUNT] }
+    }
+
     fn version(number: u64) -> ResourceVersion {
         number.to_string().parse().unwrap()
     }
@@ -173,10 +201,10 @@ mod tests {
     /// Seconds at which the process may take the journal back, and the last state's rival.
     fn run(steps: &[Step]) -> (Vec<u64>, Option<String>) {
         let begin = Instant::now();
-        let mut ownership = Ownership::Owned { owner: "me-1".to_owned(), since: [version(10); SHARD_COUNT] };
+        let mut ownership = owned_by_me();
         let mut taken = Vec::new();
         for &(second, owner, at, has_work) in steps {
-            ownership.observe(0, owner, version(at));
+            ownership.observe(0, owner.map(named).unwrap_or_default(), version(at));
             if ownership.may_take_back(has_work, begin + Duration::from_secs(second)) {
                 taken.push(second);
             }
@@ -216,21 +244,43 @@ mod tests {
 
     #[test]
     fn any_config_map_names_a_new_owner_and_the_first_one_releases_it() {
-        let mut ownership = Ownership::Owned { owner: "me-1".to_owned(), since: [version(10); SHARD_COUNT] };
+        let mut ownership = owned_by_me();
         let begin = Instant::now();
-        assert!(!ownership.observe(3, None, version(11)), "an older version created the ConfigMap");
-        assert!(!ownership.observe(3, Some("other-1"), version(9)), "a read from before the own write");
-        assert!(ownership.observe(3, Some("other-1"), version(12)));
-        assert!(!ownership.observe(0, Some("me-1"), version(10)), "the take is not complete");
+        assert!(
+            !ownership.observe(3, OwnerAnnotations::default(), version(11)),
+            "an older version created the ConfigMap"
+        );
+        assert!(!ownership.observe(3, named("other-1"), version(9)), "a read from before the own write");
+        assert!(ownership.observe(3, named("other-1"), version(12)));
+        assert!(!ownership.observe(0, named("me-1"), version(10)), "the take is not complete");
         assert_eq!(ownership.rival(), Some("other-1"));
         assert!(!ownership.may_take_back(true, begin));
-        assert!(!ownership.observe(5, Some("older-1"), version(13)), "a change is no new rival");
+        assert!(!ownership.observe(5, named("older-1"), version(13)), "a change is no new rival");
         assert!(!ownership.may_take_back(true, begin + STANDSTILL), "the change was at this time");
         assert!(ownership.may_take_back(true, begin + STANDSTILL * 2));
-        assert!(!ownership.observe(5, None, version(14)));
-        assert!(ownership.observe(0, Some("third-1"), version(14)));
+        assert!(!ownership.observe(5, OwnerAnnotations::default(), version(14)));
+        assert!(ownership.observe(0, named("third-1"), version(14)));
         assert_eq!(ownership.rival(), Some("third-1"));
-        assert!(!ownership.observe(0, None, version(15)));
+        assert!(!ownership.observe(0, OwnerAnnotations::default(), version(15)));
         assert_eq!(ownership, Ownership::Unclaimed);
+    }
+    #[test]
+    fn another_epoch_beside_the_own_name_is_a_loss() {
+        for (shard, epoch, at, is_lost) in [
+            (0, Some("7"), 11, false),
+            (0, Some("8"), 11, true),
+            (0, Some("6"), 11, true),
+            (0, Some("x"), 11, true),
+            (0, None, 11, true),
+            (3, Some("8"), 11, true),
+            (3, Some("8"), 9, false),
+        ] {
+            let mut ownership = owned_by_me();
+            let found = OwnerAnnotations { owner: Some("me-1"), epoch };
+            assert_eq!(ownership.observe(shard, found, version(at)), is_lost, "{shard} {epoch:?} {at}");
+            let expected = format!("unknown (epoch {:?} instead of 7)", epoch.unwrap_or("none"));
+            assert_eq!(ownership.rival(), is_lost.then_some(&*expected));
+            assert!(!ownership.observe(shard, found, version(at)), "it is reported once");
+        }
     }
 }

@@ -17,8 +17,9 @@ use super::{
         SHARD_COUNT, shard_name,
     },
     error::JournalError,
+    foreign_change::ForeignChange,
     intent::{Intent, InvalidIntent, validate},
-    ownership::{OWNER, SHARDS},
+    ownership::{EPOCH, OWNER, OwnerAnnotations, Ownership, SHARDS},
     state::{Journal, ShardChange, TrackedIntent},
 };
 use crate::{api::ApiError, events::ObjectReference};
@@ -117,7 +118,7 @@ impl Journal {
         let response = match self.inner.writer.api().read(&path, &name).await {
             Ok(response) => response,
             Err(ApiError::NotFound(_)) => {
-                self.observe_owner(index, None, highest_seen);
+                self.observe_owner(index, OwnerAnnotations::default(), highest_seen);
                 return Ok(None);
             }
             Err(error) => return Err(error),
@@ -134,7 +135,9 @@ impl Journal {
             self.inner.state.lock().announced_shards = announced.unwrap_or_default();
         }
         let contents = ShardContents { version, uid: Uid::from(&*uid), annotations, data: map.data };
-        if self.observe_owner(index, contents.annotations.get(OWNER).map(String::as_str), version) {
+        let annotation = |name| contents.annotations.get(name).map(String::as_str);
+        let found = OwnerAnnotations { owner: annotation(OWNER), epoch: annotation(EPOCH) };
+        if self.observe_owner(index, found, version) {
             self.emit_loss(index, &contents);
         }
         Ok(Some(contents))
@@ -142,17 +145,17 @@ impl Journal {
 
     /// Updates the ownership after a read of a ConfigMap, and logs a loss once. Returns true if the journal was
     /// lost.
-    fn observe_owner(&self, index: usize, owner: Option<&str>, version: ResourceVersion) -> bool {
-        let is_lost = {
+    fn observe_owner(&self, index: usize, found: OwnerAnnotations<'_>, version: ResourceVersion) -> bool {
+        let (is_lost, rival) = {
             let mut state = self.inner.state.lock();
-            let is_lost = state.ownership.observe(index, owner, version);
+            let is_lost = state.ownership.observe(index, found, version);
             state.is_rival_idle &= !is_lost;
-            is_lost
+            (is_lost, state.ownership.rival().map(str::to_owned))
         };
         if is_lost {
             tracing::warn!(
                 driver = %self.inner.driver,
-                owner,
+                owner = rival,
                 "another process has taken the intent journal; this process sends no \
                  CreateVolume request until the other one has changed nothing for a minute"
             );
@@ -165,7 +168,7 @@ impl Journal {
     fn emit_loss(&self, index: usize, contents: &ShardContents) {
         let config_map = self.reference(index, contents);
         let state = self.inner.state.lock();
-        if let (Some(reports), Some(rival)) = (&state.loss_reports, state.ownership.rival()) {
+        if let (Some(reports), Some(rival)) = (&state.reports, state.ownership.rival()) {
             reports.emit_loss(config_map, &self.inner.driver, rival);
         }
     }
@@ -185,21 +188,55 @@ impl Journal {
         let state = self.inner.state.lock();
         let rival = state.ownership.rival().filter(|_| !state.is_rival_idle);
         self.inner.metrics.set_journal_owned(&self.inner.driver, rival.is_none());
-        if let Some(reports) = &state.loss_reports {
+        if let Some(reports) = &state.reports {
             reports.set_owner(&self.inner.driver, rival);
         }
     }
 
     /// Reads a shard. Intents with a removal in `batch` are ignored. A removal of another intent than the one
-    /// in the ConfigMap is dropped.
+    /// in the ConfigMap is dropped. After a conflict, reports a change that does not take the journal: only its
+    /// owner writes its ConfigMaps.
     pub(super) async fn read_shard(
         &self,
         index: usize,
         batch: &mut BTreeMap<Uid, ShardChange>,
     ) -> Result<(), ApiError> {
+        let has_foreign_change = {
+            let state = self.inner.state.lock();
+            matches!(state.ownership, Ownership::Owned { .. })
+                && state.shards.get(index).is_some_and(|shard| shard.has_conflict)
+        };
         let contents = self.fetch_shard(index).await?;
+        if has_foreign_change && self.taken_by().is_none() {
+            self.report_foreign_change(index, contents.as_ref(), batch);
+        }
         self.apply_shard(index, contents, batch);
         Ok(())
+    }
+
+    fn report_foreign_change(
+        &self,
+        index: usize,
+        contents: Option<&ShardContents>,
+        batch: &BTreeMap<Uid, ShardChange>,
+    ) {
+        let state = self.inner.state.lock();
+        let change = ForeignChange::find(&state, index, contents.map(|contents| &contents.data), batch);
+        let (driver, config_map) = (&self.inner.driver, self.shard_name(index));
+        let Some(contents) = contents else {
+            let note = "another client has deleted a ConfigMap of the intent journal";
+            tracing::warn!(%driver, config_map, %change, "{note}");
+            return;
+        };
+        if change.is_empty() {
+            let note = "another client has changed metadata of a ConfigMap of the intent journal";
+            tracing::info!(%driver, config_map, "{note}");
+            return;
+        }
+        tracing::warn!(%driver, config_map, %change, "another client has changed the intent journal");
+        if let Some(reports) = &state.reports {
+            reports.emit_foreign_change(self.reference(index, contents), driver, &change);
+        }
     }
 
     /// As [`Journal::read_shard`], after the read. `None` if the ConfigMap does not exist.
@@ -214,6 +251,7 @@ impl Journal {
             if let Some(shard) = self.inner.state.lock().shards.get_mut(index) {
                 shard.version = None;
                 shard.config_map_missing = true;
+                shard.has_conflict = false;
                 shard.is_other_format = false;
             }
             return;
@@ -328,6 +366,7 @@ impl Journal {
             shard.version = Some(version);
             shard.highest_version = shard.highest_version.max(version);
             shard.config_map_missing = false;
+            shard.has_conflict = false;
         }
         for (size, intent) in intents {
             let uid = intent.claim_uid.clone();
@@ -404,6 +443,15 @@ impl Journal {
         if let Some(shard) = self.inner.state.lock().shards.get_mut(index) {
             shard.version = None;
             shard.config_map_missing = false;
+            shard.has_conflict = false;
+        }
+    }
+
+    /// As [`Journal::invalidate`], because another client has changed the ConfigMap.
+    pub(super) fn invalidate_after_conflict(&self, index: usize) {
+        self.invalidate(index);
+        if let Some(shard) = self.inner.state.lock().shards.get_mut(index) {
+            shard.has_conflict = true;
         }
     }
 

@@ -18,8 +18,8 @@ use super::{
     config_map::SHARD_COUNT,
     error::JournalError,
     intent::{Intent, MAX_SHARD_BYTES, MAX_SHARD_INTENTS},
-    loss::LossReports,
     ownership::Ownership,
+    reports::JournalReports,
 };
 use crate::{metrics::Metrics, writer::Writer};
 
@@ -91,6 +91,8 @@ pub(super) struct Shard {
     pub(super) highest_version: ResourceVersion,
     /// True if a read returned that the ConfigMap does not exist.
     pub(super) config_map_missing: bool,
+    /// True if a write failed because the ConfigMap has changed since its last version, until the next read.
+    pub(super) has_conflict: bool,
     /// True if the ConfigMap has a format that this version does not know: it takes no new intent.
     pub(super) is_other_format: bool,
     /// Number of decodable intents, including those that are not yet durable.
@@ -129,7 +131,7 @@ pub(super) struct State {
     /// The longest back-off of a claim whose request failed.
     pub(super) retry_interval_max: Duration,
     /// Receivers of reports of a loss.
-    pub(super) loss_reports: Option<LossReports>,
+    pub(super) reports: Option<JournalReports>,
     /// Number of ConfigMaps that the first one announces.
     pub(super) announced_shards: usize,
     pub(super) closed: bool,
@@ -245,7 +247,7 @@ impl Journal {
             renewals: 0,
             worked_at: None,
             retry_interval_max: DEFAULT_RETRY_INTERVAL_MAX,
-            loss_reports: None,
+            reports: None,
             announced_shards: 0,
             closed: false,
         };

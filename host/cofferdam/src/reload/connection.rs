@@ -182,8 +182,11 @@ mod tests {
         write(&fixture.directory, fixture.port, &format!("tokenFile: '{}'", token.display()));
         assert!(fixture.check().await.0.is_some());
         // Only the file with the token changes.
-        std::fs::write(token, "from-file").unwrap();
+        std::fs::write(&token, "from-file").unwrap();
         assert_eq!(fixture.check().await, (None, "Bearer from-file".to_owned()));
+        // kube itself would read the file again after a minute, by the wall clock.
+        std::fs::write(&token, "rotated").unwrap();
+        assert_eq!(fixture.check().await, (None, "Bearer rotated".to_owned()));
 
         std::fs::write(fixture.directory.path().join("kubeconfig"), "{").unwrap();
         assert!(fixture.check().await.0.unwrap().contains("not a kubeconfig"));
@@ -198,6 +201,11 @@ mod tests {
         let path = directory.path().join("kubeconfig");
         let settings = ClientSettings { kubeconfig: Some(path.clone()), ..ClientSettings::default() };
         let files = client::files(&settings, &ClientEnvironment::default());
-        assert_eq!(files, [directory.path().join("user.crt"), "/k".into(), path]);
+        assert_eq!(files, [directory.path().join("user.crt"), "/k".into(), path.clone()]);
+        write(&directory, 1, "tokenFile: /token");
+        assert_eq!(client::files(&settings, &ClientEnvironment::default()), ["/token".into(), path]);
+        let in_pod = ClientEnvironment { in_cluster: true, ..ClientEnvironment::default() };
+        let account = |name| std::path::Path::new("/var/run/secrets/kubernetes.io/serviceaccount").join(name);
+        assert_eq!(client::files(&ClientSettings::default(), &in_pod), [account("ca.crt"), account("token")]);
     }
 }

@@ -1,30 +1,34 @@
-//! Reports of a lost journal: for the readiness of the process, and as an event on the ConfigMap.
+//! Reports of a lost journal, for the readiness of the process and as an event on the ConfigMap, and events of
+//! other changes that this process has not made.
 
 use std::collections::BTreeMap;
 
 use cofferdam_domain::DriverName;
 use tokio::sync::watch;
 
+use super::foreign_change::ForeignChange;
 use crate::events::{Event, EventSink, EventType, ObjectReference};
 
 /// Drivers whose journals other processes have taken from this one, with the names of these processes.
 pub type LostJournals = BTreeMap<DriverName, String>;
 
-/// `reason` of the event.
-const EVENT_REASON: &str = "IntentJournalTaken";
+/// `reason` of the event of a loss.
+const TAKEN_REASON: &str = "IntentJournalTaken";
+/// `reason` of the event of another change.
+const CHANGED_REASON: &str = "IntentJournalChanged";
 
 /// The receivers of a journal's reports.
-pub struct LossReports {
+pub struct JournalReports {
     /// Has an entry for the driver from a loss until this process owns the journal again, or no process does.
     /// Has none while the other process has changed nothing for a minute and no request waits.
     pub lost: watch::Sender<LostJournals>,
-    /// Gets one event for each loss.
+    /// Gets one event for each loss, and for each change of intents by a client that does not take the journal.
     pub events: EventSink,
     /// `source.component` of the event.
     pub component: Box<str>,
 }
 
-impl LossReports {
+impl JournalReports {
     /// Sets or removes the driver's entry.
     pub(super) fn set_owner(&self, driver: &DriverName, rival: Option<&str>) {
         self.lost.send_if_modified(|lost| {
@@ -44,10 +48,29 @@ impl LossReports {
         self.events.publish(Event {
             involved_object: config_map,
             event_type: EventType::Warning,
-            reason: EVENT_REASON,
+            reason: TAKEN_REASON,
             note: format!(
                 "process {rival} has taken the intent journal of driver {driver}; the process that owned it \
                  sends no CreateVolume request until the journal has not changed for a minute"
+            ),
+            component: self.component.clone(),
+        });
+    }
+
+    /// Emits the event of a change of intents by another client.
+    pub(super) fn emit_foreign_change(
+        &self,
+        config_map: ObjectReference,
+        driver: &DriverName,
+        change: &ForeignChange,
+    ) {
+        self.events.publish(Event {
+            involved_object: config_map,
+            event_type: EventType::Warning,
+            reason: CHANGED_REASON,
+            note: format!(
+                "another client has changed the intent journal of driver {driver}: {change}; a volume without \
+                 its intent can leak if this process ends"
             ),
             component: self.component.clone(),
         });

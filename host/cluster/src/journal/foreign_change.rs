@@ -1,0 +1,82 @@
+//! What a client that is not the owner has changed in a ConfigMap of the journal.
+
+use std::{
+    collections::{BTreeMap, BTreeSet, HashMap},
+    fmt,
+};
+
+use cofferdam_domain::Uid;
+
+use super::{
+    intent::Intent,
+    state::{ShardChange, State},
+};
+
+/// Claim uids that the text of a change names, of each kind.
+const MAX_NAMED: usize = 3;
+
+/// The claims whose intents differ from those that this process has written or read.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct ForeignChange {
+    added: BTreeSet<Uid>,
+    removed: BTreeSet<Uid>,
+    replaced: BTreeSet<Uid>,
+}
+
+impl ForeignChange {
+    /// Compares the data of the ConfigMap `index`, `None` if it does not exist, with the known intents.
+    /// Intents whose removal is in `batch` or pending are expected to be there still.
+    pub(super) fn find(
+        state: &State,
+        index: usize,
+        data: Option<&HashMap<String, String>>,
+        batch: &BTreeMap<Uid, ShardChange>,
+    ) -> Self {
+        let mut change = Self::default();
+        let known = state.intents.iter().filter(|(_, tracked)| tracked.durable && tracked.shard == index);
+        for (uid, tracked) in known {
+            match data.and_then(|data| data.get(uid.as_str())) {
+                None => change.removed.insert(uid.clone()),
+                Some(json)
+                    if serde_json::from_str::<Intent>(json).ok().as_ref() == Some(&*tracked.intent) =>
+                {
+                    continue;
+                }
+                Some(_) => change.replaced.insert(uid.clone()),
+            };
+        }
+        let pending = state.shards.get(index).map(|shard| &shard.pending_changes);
+        for uid in data.into_iter().flat_map(HashMap::keys).map(|uid| Uid::from(&**uid)) {
+            let is_removal = |changes: &BTreeMap<Uid, ShardChange>| {
+                matches!(changes.get(&uid), Some(ShardChange::Remove(_)))
+            };
+            let is_known = state.intents.get(&uid).is_some_and(|tracked| tracked.durable)
+                || state.undecodable.contains(&uid);
+            if !is_known && !is_removal(batch) && !pending.is_some_and(is_removal) {
+                change.added.insert(uid);
+            }
+        }
+        change
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.added.is_empty() && self.removed.is_empty() && self.replaced.is_empty()
+    }
+}
+
+impl fmt::Display for ForeignChange {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let kinds = [("removed", &self.removed), ("replaced", &self.replaced), ("added", &self.added)];
+        let mut separator = "";
+        for (verb, uids) in kinds.into_iter().filter(|(_, uids)| !uids.is_empty()) {
+            let named: Vec<&str> = uids.iter().take(MAX_NAMED).map(Uid::as_str).collect();
+            write!(f, "{separator}{verb} {} (claim uids {}", uids.len(), named.join(", "))?;
+            f.write_str(if uids.len() > MAX_NAMED { ", …)" } else { ")" })?;
+            separator = ", ";
+        }
+        if self.is_empty() {
+            f.write_str("no intent")?;
+        }
+        Ok(())
+    }
+}
