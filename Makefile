@@ -21,8 +21,8 @@ help: ## show the targets
 build: toolchain ## build host and guests
 	$(CARGO) build --locked --workspace
 
-.PHONY: release
-release: toolchain ## build the optimised program, with jemalloc: target/release/cofferdam
+.PHONY: program
+program: toolchain ## build the optimised program, with jemalloc: target/release/cofferdam
 	$(CARGO) build --locked --release --package cofferdam --features jemalloc
 
 # The time of the images and of all files in them.
@@ -47,6 +47,10 @@ image: toolchain $(AUDITABLE)/cargo-auditable ## write the container images, an 
 image-reproduce: toolchain ## build the images of HEAD in two directories, and compare them: twice as long as image
 	SOURCE_DATE_EPOCH=$(SOURCE_DATE_EPOCH) deploy/image/reproduce.sh
 
+.PHONY: release
+release: toolchain $(AUDITABLE)/cargo-auditable ## write the files of a release, with Go for helm: program, images, chart, bills of materials, checksums: target/dist
+	deploy/release/build.sh
+
 .PHONY: image-pin
 image-pin: toolchain ## pin the versions of the images' Debian packages that apt would install
 	$(CARGO) run --locked --package cofferdam-image -- pin
@@ -69,6 +73,7 @@ check: fmt clippy deny doc manifests-check ## formatting, lints, licences and de
 .PHONY: fmt
 fmt: toolchain
 	$(CARGO) fmt --all --check
+	@! git grep -nE '^(<<<<<<<|>>>>>>>)( |$$)' || { echo "make fmt: conflict markers: expected none" >&2; exit 1; }
 
 .PHONY: clippy
 clippy: toolchain
@@ -77,6 +82,15 @@ clippy: toolchain
 .PHONY: deny
 deny: toolchain $(DENY)
 	$(DENY) --locked check --hide-inclusion-graph licenses bans sources
+
+# Not part of `check`: the database changes by itself, so a commit that was green would turn red without a change.
+ADVISORY_DATABASE := https://github.com/RustSec/advisory-db
+
+.PHONY: advisories
+advisories: toolchain $(DENY) ## compare the dependencies with the RustSec advisory database, which it fetches
+	@$(DENY) --log-level error --locked fetch db || { \
+		echo "make advisories: cannot fetch $(ADVISORY_DATABASE): expected access to it; the dependencies were not compared" >&2; exit 1; }
+	$(DENY) --locked check --disable-fetch --hide-inclusion-graph advisories
 
 .PHONY: doc
 doc: toolchain
@@ -99,9 +113,19 @@ previous: toolchain ## build the Cofferdam that the suite upgrade starts from in
 	conformance/peers/build.sh previous
 
 .PHONY: conformance
-conformance: toolchain need-root peers $(if $(filter upgrade,$(SUITE)),previous) ## run all suites on a real Kubernetes, or one by SUITE=name; RESULTS=docs/conformance.md updates its table
+conformance: toolchain need-root peers $(if $(filter upgrade,$(SUITE)),previous) ## run all suites on a real Kubernetes, or some by SUITE=name; KUBERNETES=1.33 selects its version; RESULTS=docs/conformance.md updates its table
 	$(CARGO) build --locked --config conformance/build.toml --bin cofferdam --bin conformance
-	$(CARGO) run --locked --config conformance/build.toml --bin conformance -- $(if $(RESULTS),--results=$(RESULTS)) $(SUITE)
+	$(CARGO) run --locked --config conformance/build.toml --bin conformance -- $(if $(RESULTS),--results=$(RESULTS)) $(if $(MATRIX),--matrix=$(MATRIX)) $(SUITE)
+
+# The oldest version that is supported, that of the other suites, and the newest one. A failure does not stop the other versions.
+MATRIX_VERSIONS := 1.33 1.36 1.37
+MATRIX_SUITES := install provision replacement
+
+.PHONY: conformance-matrix
+conformance-matrix: need-root ## run the suites install, provision and replacement on several versions of Kubernetes, into README.md: an hour the first time
+	failed=; for version in $(MATRIX_VERSIONS); do \
+		$(MAKE) conformance KUBERNETES=$$version SUITE="$(MATRIX_SUITES)" MATRIX=README.md || failed="$$failed $$version"; \
+	done; test -z "$$failed" || { echo "make conformance-matrix: failed on Kubernetes$$failed" >&2; exit 1; }
 
 .PHONY: bench-peers
 bench-peers: toolchain need-root peers ## compare with the upstream controllers on CLAIMS=2000 claims, into docs/benchmarks.md; LOADS=scheduling,memory runs and prints a part

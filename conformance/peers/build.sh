@@ -6,6 +6,8 @@
 #   build.sh previous   builds an older version of Cofferdam from this repository's history
 #   build.sh one NAME   builds one program if it is missing, and prints its path; needs Go only
 #
+# KUBERNETES=1.33 selects the version of Kubernetes: a folder of kubernetes/, whose go.mod has the patch version.
+#
 # A program is kept under a digest of its line in `programs` and of its sources, so that a change of one program does not
 # rebuild the others. <cache>/<digest of all>/bin has a symbolic link to each of them.
 set -euo pipefail
@@ -14,13 +16,22 @@ cd "$(dirname "$0")"
 CACHE=${PEERS:-${XDG_CACHE_HOME:-$HOME/.cache}/cofferdam/peers}
 GO=${GO:-go}
 JOBS=${JOBS:-$(nproc)}
-KUBERNETES=v1.36.3
+KUBERNETES=${KUBERNETES:-1.36}
 # The last version whose journal has no epoch.
 PREVIOUS=75d821138f48f418f52094c01c0eb5fa9616be14
 
+missing() {
+  echo "make peers: $*" >&2
+  exit 1
+}
+
+KUBERNETES_SOURCE=kubernetes/$KUBERNETES
+[[ -f $KUBERNETES_SOURCE/go.mod ]] || missing "KUBERNETES=$KUBERNETES: expected one of $(cd kubernetes && echo *)"
+KUBERNETES_VERSION=$(sed -n 's/^\tk8s.io\/kubernetes \(v[^ ]*\).*/\1/p' "$KUBERNETES_SOURCE/go.mod")
+
 # Without its version every component of Kubernetes says v0.0.0, and they refuse to work with each other.
 for package in k8s.io/component-base/version k8s.io/client-go/pkg/version; do
-  KUBERNETES_FLAGS="${KUBERNETES_FLAGS:-} -X $package.gitVersion=$KUBERNETES -X $package.gitMajor=1 -X $package.gitMinor=36"
+  KUBERNETES_FLAGS="${KUBERNETES_FLAGS:-} -X $package.gitVersion=$KUBERNETES_VERSION -X $package.gitMajor=1 -X $package.gitMinor=${KUBERNETES#1.}"
 done
 
 # Without these helm takes the cluster of `helm template` and `helm lint` for Kubernetes 1.20.
@@ -33,16 +44,16 @@ done
 programs() {
   cat <<END
 etcd|etcd|go.etcd.io/etcd/server/v3|
-kube-apiserver|kubernetes|k8s.io/kubernetes/cmd/kube-apiserver|
-kube-controller-manager|kubernetes|k8s.io/kubernetes/cmd/kube-controller-manager|
+kube-apiserver|$KUBERNETES_SOURCE|k8s.io/kubernetes/cmd/kube-apiserver|
+kube-controller-manager|$KUBERNETES_SOURCE|k8s.io/kubernetes/cmd/kube-controller-manager|
 csi-driver|../driver|.|
 csi-provisioner|github.com/kubernetes-csi/external-provisioner/v6@v6.3.0 h1:cC5Y10GbdTHXUTBBz0g7jKZKm7AJJk586WV5rVNWdck=|./cmd/csi-provisioner|
-kubelet|kubernetes|k8s.io/kubernetes/cmd/kubelet|
+kubelet|$KUBERNETES_SOURCE|k8s.io/kubernetes/cmd/kubelet|
 containerd|github.com/containerd/containerd/v2@v2.2.0 h1:K7TqcXy+LnFmZaui2DgHsnp2gAHhVNWYaHlx7HXfys8=|./cmd/containerd|-tags=no_btrfs,no_zfs
 containerd-shim-runc-v2|github.com/containerd/containerd/v2@v2.2.0 h1:K7TqcXy+LnFmZaui2DgHsnp2gAHhVNWYaHlx7HXfys8=|./cmd/containerd-shim-runc-v2|
 ctr|github.com/containerd/containerd/v2@v2.2.0 h1:K7TqcXy+LnFmZaui2DgHsnp2gAHhVNWYaHlx7HXfys8=|./cmd/ctr|
-kube-scheduler|kubernetes|k8s.io/kubernetes/cmd/kube-scheduler|
-kubectl|kubernetes|k8s.io/kubernetes/cmd/kubectl|
+kube-scheduler|$KUBERNETES_SOURCE|k8s.io/kubernetes/cmd/kube-scheduler|
+kubectl|$KUBERNETES_SOURCE|k8s.io/kubernetes/cmd/kubectl|
 csi-sanity|github.com/kubernetes-csi/csi-test/v5@v5.6.0 h1:fQgB/CRoqTEAtlHwfD0Y785LjQJ/OxNGUE7AHw68VLg=|./cmd/csi-sanity|
 csi-attacher|github.com/kubernetes-csi/external-attacher/v4@v4.13.0 h1:lvr4pjyBc6TV57EB78mNrsg/KgaGFL5wc4Xe/i9Y+bM=|./cmd/csi-attacher|
 csi-resizer|github.com/kubernetes-csi/external-resizer/v2@v2.3.0 h1:dsdHhB3s4BJUkO7Jaemd6hw3YEms1ZlMF/bksbDE+bw=|./cmd/csi-resizer|
@@ -70,7 +81,7 @@ key() {
   {
     echo "$line"
     case $source in
-      kubernetes) echo "$KUBERNETES_FLAGS" ;;
+      kubernetes/*) echo "$KUBERNETES_FLAGS" ;;
     esac
     case $source in
       *@*) ;;
@@ -90,11 +101,6 @@ where() {
   echo "$CACHE/$(keys | sha256sum | cut -c 1-16)/bin"
 }
 
-missing() {
-  echo "make peers: $*" >&2
-  exit 1
-}
-
 # Compares the checksum: go.sum does not contain a module that no go.mod of this repository requires.
 module_directory() {
   local module=${1% h1:*} sum=h1:${1#* h1:} answer
@@ -111,7 +117,7 @@ build() {
       source=${source% h1:*}
       linker="-w -X main.version=${source#*@} -X github.com/containerd/containerd/v2/version.Version=${source#*@} $HELM_FLAGS"
       ;;
-    kubernetes)
+    kubernetes/*)
       directory=$source
       linker="-w $KUBERNETES_FLAGS"
       ;;

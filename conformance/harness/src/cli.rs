@@ -38,6 +38,9 @@ struct Cli {
     /// Replace the results table of this document; requires a run of all suites
     #[arg(long, conflicts_with = "suites")]
     results: Option<PathBuf>,
+    /// Replace the row of this version of Kubernetes in the table of versions of this document
+    #[arg(long, conflicts_with = "results")]
+    matrix: Option<PathBuf>,
 }
 
 /// Subcommands. The hidden ones are for the program itself.
@@ -103,11 +106,13 @@ fn run_command(cli: &Cli) -> Result<ExitCode> {
     let base = runs.join(process::id().to_string());
     launcher::check_requirements(&base)?;
     let _lock = launcher::lock(&runs)?;
-    runtime()?.block_on(run_suites(&selected, &base, cli.results.as_deref()))
+    runtime()?.block_on(run_suites(&selected, &base, cli))
 }
 
-async fn run_suites(selected: &[&Suite], base: &Path, document: Option<&Path>) -> Result<ExitCode> {
+async fn run_suites(selected: &[&Suite], base: &Path, cli: &Cli) -> Result<ExitCode> {
     let peers = PeerPrograms::find()?;
+    let kubernetes = peers.kubernetes_version()?;
+    print_status(format_args!("Kubernetes {kubernetes}"));
     for leftover in leftovers::remove_stale()? {
         print_status(format_args!("removed {}, left by an earlier run", leftover.display()));
     }
@@ -118,9 +123,12 @@ async fn run_suites(selected: &[&Suite], base: &Path, document: Option<&Path>) -
         results.add(suite.name, failure, seconds, &base.join(suite.name))?;
     }
     let seconds = started.elapsed().as_secs_f64();
-    if let Some(document) = document {
-        let date = jiff::Timestamp::now().strftime("%Y-%m-%d").to_string();
+    let date = jiff::Timestamp::now().strftime("%Y-%m-%d").to_string();
+    if let Some(document) = &cli.results {
         results.write(document, &date, seconds)?;
+    }
+    if let Some(document) = &cli.matrix {
+        results.write_version(document, &kubernetes, &date)?;
     }
     let (passed, failed) = results.totals();
     // Repeated at the end: the first report may be a thousand lines above.

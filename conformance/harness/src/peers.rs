@@ -64,4 +64,17 @@ impl PeerPrograms {
         }
         Ok(path)
     }
+
+    /// The version of Kubernetes, such as `v1.36.3`.
+    ///
+    /// # Errors
+    /// If kube-apiserver has not been built, cannot be run, or says something else.
+    pub fn kubernetes_version(&self) -> Result<String> {
+        let program = self.program("kube-apiserver")?;
+        let output = Command::new(&program).arg("--version").output();
+        let output = output.with_context(|| format!("cannot run {}", program.display()))?;
+        let text = String::from_utf8_lossy(&output.stdout);
+        let version = text.trim().strip_prefix("Kubernetes ").map(str::to_owned);
+        version.with_context(|| format!("{} --version printed {text:?}", program.display()))
+    }
 }

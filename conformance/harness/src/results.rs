@@ -1,6 +1,7 @@
-//! Results of suites, as a table in a document, with lists of long notes below it.
+//! Results of suites in documents: a table with lists of long notes below it, and a row of the table of Kubernetes
+//! versions.
 
-use std::{fmt::Write as _, fs, path::Path, thread};
+use std::{collections::BTreeMap, fmt::Write as _, fs, path::Path, thread};
 
 use anyhow::{Context as _, Result, bail};
 
@@ -9,6 +10,9 @@ use crate::run;
 /// The line of a document before the results; [`RESULTS_END`] is the line after them.
 const RESULTS_BEGIN: &str = "<!-- results -->";
 const RESULTS_END: &str = "<!-- end of results -->";
+/// The line of a document before the table of Kubernetes versions; [`VERSIONS_END`] is the line after it.
+const VERSIONS_BEGIN: &str = "<!-- versions -->";
+const VERSIONS_END: &str = "<!-- end of versions -->";
 /// Maximum length of a suite's notes in the table, in bytes. Longer notes are a list below it.
 const MAX_CELL_LENGTH: usize = 250;
 
@@ -65,8 +69,43 @@ impl SuiteResults {
     pub fn write(&self, document: &Path, date: &str, seconds: f64) -> Result<()> {
         let context = || format!("results for {}", document.display());
         let old = fs::read_to_string(document).with_context(context)?;
-        let new = replace_section(&old, &self.markdown(date, seconds)).with_context(context)?;
+        let (before, _, after) = split_at_section(&old, RESULTS_BEGIN, RESULTS_END).with_context(context)?;
+        let new = format!("{before}{}{after}", self.markdown(date, seconds));
         fs::write(document, new).with_context(context)
+    }
+
+    /// Writes the row of a version of Kubernetes, such as `v1.36.3`, in the table of versions of a document. The
+    /// suites are the columns. Rows of other minor versions remain, if they have the same columns.
+    ///
+    /// # Errors
+    /// If the document cannot be read or written, or has no table of versions.
+    pub fn write_version(&self, document: &Path, version: &str, date: &str) -> Result<()> {
+        let context = || format!("results for {}", document.display());
+        let old = fs::read_to_string(document).with_context(context)?;
+        let (before, section, after) =
+            split_at_section(&old, VERSIONS_BEGIN, VERSIONS_END).with_context(context)?;
+        let columns: String = self.rows.iter().map(|row| format!(" `{}` |", row.suite)).collect();
+        let header = format!("| Kubernetes | date |{columns}");
+        let minor = |row: &str| {
+            let version = row.trim_start_matches(['|', ' ', 'v']).split([' ', '|']).next()?;
+            version.split('.').nth(1)?.parse::<u32>().ok()
+        };
+        let cells: String = self
+            .rows
+            .iter()
+            .map(|row| format!(" {} |", escape_cell(row.failure.as_deref().unwrap_or("ok"))))
+            .collect();
+        let row = format!("| {} | {date} |{cells}", version.trim_start_matches('v'));
+        let mut rows: BTreeMap<_, _> = BTreeMap::new();
+        let mut old_lines = section.lines();
+        if old_lines.any(|line| line == header) {
+            rows.extend(old_lines.filter_map(|row| Some((minor(row)?, row.to_owned()))));
+        }
+        rows.insert(minor(&row).with_context(|| format!("version {version:?}: expected v1.MINOR.PATCH"))?, row);
+        let ruler = "|---".repeat(self.rows.len() + 2);
+        let rows: Vec<String> = rows.into_values().collect();
+        let table = format!("\n{header}\n{ruler}|\n{}\n\n", rows.join("\n"));
+        fs::write(document, format!("{before}{table}{after}")).with_context(context)
     }
 
     fn markdown(&self, date: &str, seconds: f64) -> String {
@@ -98,14 +137,18 @@ fn escape_cell(text: &str) -> String {
     text.replace('|', "\\|").replace('\n', " ")
 }
 
-fn replace_section(document: &str, results: &str) -> Result<String> {
-    let split = document
-        .split_once(RESULTS_BEGIN)
-        .and_then(|(before, rest)| Some((before, rest.split_once(RESULTS_END)?.1)));
-    let Some((before, after)) = split else {
-        bail!("expected the lines {RESULTS_BEGIN:?} and {RESULTS_END:?}");
-    };
-    Ok(format!("{before}{RESULTS_BEGIN}\n{results}{RESULTS_END}{after}"))
+/// The parts of a document before, in and after the section between two lines, which belong to the outer parts.
+fn split_at_section<'a>(document: &'a str, begin: &str, end: &str) -> Result<(&'a str, &'a str, &'a str)> {
+    let begin_line = format!("{begin}\n");
+    let begin_at = document.find(&begin_line).map(|at| at + begin_line.len());
+    let end_at = begin_at.and_then(|at| document.get(at..)?.find(end).map(|length| at + length));
+    let parts = begin_at.zip(end_at).and_then(|(begin_at, end_at)| {
+        Some((document.get(..begin_at)?, document.get(begin_at..end_at)?, document.get(end_at..)?))
+    });
+    match parts {
+        Some(parts) => Ok(parts),
+        None => bail!("expected the lines {begin:?} and {end:?}"),
+    }
 }
 
 #[cfg(test)]
@@ -153,5 +196,33 @@ mod tests {
             "{error}"
         );
         assert_eq!(fs::read_to_string(&document).unwrap(), "no section");
+    }
+    #[test]
+    fn the_row_of_a_version_replaces_that_of_its_minor_version() {
+        let directory = tempfile::tempdir().unwrap();
+        let document = directory.path().join("page.md");
+        fs::write(&document, format!("head\n{VERSIONS_BEGIN}\n{VERSIONS_END}\ntail\n")).unwrap();
+        let mut results = SuiteResults::default();
+        results.add("a", None, 1.4, directory.path()).unwrap();
+        results.add("b", Some("FAILED: x | y".to_owned()), 1.4, directory.path()).unwrap();
+        for (version, date) in
+            [("v1.36.3", "2026-01-02"), ("v1.33.1", "2026-01-03"), ("v1.36.4", "2026-01-04")]
+        {
+            results.write_version(&document, version, date).unwrap();
+        }
+        let expected = format!(
+            "head\n{VERSIONS_BEGIN}\n\n| Kubernetes | date | `a` | `b` |\n|---|---|---|---|\n\
+             | 1.33.1 | 2026-01-03 | ok | FAILED: x \\| y |\n| 1.36.4 | 2026-01-04 | ok | FAILED: x \\| y |\n\n\
+             {VERSIONS_END}\ntail\n"
+        );
+        assert_eq!(fs::read_to_string(&document).unwrap(), expected);
+
+        let mut other = SuiteResults::default();
+        other.add("a", None, 1.4, directory.path()).unwrap();
+        other.write_version(&document, "v1.37.2", "2026-01-05").unwrap();
+        let text = fs::read_to_string(&document).unwrap();
+        assert!(text.contains("| 1.37.2 | 2026-01-05 | ok |\n") && !text.contains("1.33"), "{text}");
+        let error = other.write_version(&document, "next", "2026-01-05").unwrap_err().to_string();
+        assert_eq!(error, "version \"next\": expected v1.MINOR.PATCH");
     }
 }

@@ -145,6 +145,8 @@ fn build_guest(guest: &GuestPackage, root: &Path, target: &Path) -> Result<PathB
         .args(["build", "--locked", "--package", guest.package, "--target", TARGET, "--profile", PROFILE])
         .arg("--target-dir")
         .arg(target)
+        .arg("--config")
+        .arg(path_independence(root))
         .current_dir(root);
     for (name, _) in env::vars_os() {
         if name.to_str().is_some_and(is_from_outer_build) {
@@ -162,6 +164,22 @@ fn build_guest(guest: &GuestPackage, root: &Path, target: &Path) -> Result<PathB
         return Err(BuildError::NoComponent(component));
     }
     Ok(component)
+}
+
+/// Cargo configuration that keeps the paths of this machine out of the component, so that its digest is the same on
+/// each machine. It joins the flags of the workspace's configuration.
+fn path_independence(root: &Path) -> String {
+    let cargo_home = env::var_os("CARGO_HOME").map(PathBuf::from).or_else(|| {
+        let home = env::home_dir()?;
+        Some(home.join(".cargo"))
+    });
+    let remapped = [(Some(root.to_owned()), "/cofferdam"), (cargo_home, "/cargo")];
+    let flags: Vec<String> = remapped
+        .into_iter()
+        .filter_map(|(path, name)| Some(format!("--remap-path-prefix={}={name}", path?.display())))
+        .map(|flag| format!("{flag:?}"))
+        .collect();
+    format!("target.{TARGET}.rustflags=[{}]", flags.join(","))
 }
 
 /// Returns `true` if this variable configures the host's compilation: the outer cargo, clippy, a coverage

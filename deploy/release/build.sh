@@ -1,0 +1,74 @@
+#!/usr/bin/env bash
+# Writes the files of a release to target/dist: program, images, chart, bills of materials, changelog and checksums.
+#
+# The version is that of Cargo.toml. SOURCE_DATE_EPOCH is the time of all files, by default that of the last commit.
+set -euo pipefail
+cd "$(dirname "$0")/../.."
+
+fail() {
+  echo "make release: $*" >&2
+  exit 1
+}
+
+version=$(sed -n 's/^version = "\(.*\)"$/\1/p' Cargo.toml | head -1)
+architecture=$(uname -m)
+name=cofferdam-$version
+digests=deploy/release/digests
+export SOURCE_DATE_EPOCH=${SOURCE_DATE_EPOCH:-$(git log -1 --format=%ct)}
+
+[[ -z $(git status --porcelain) ]] || fail "the working tree has changes: expected a commit, so that others can build the same"
+grep -q "^## \[$version\] - " CHANGELOG.md || fail "CHANGELOG.md has no section of version $version: expected '## [$version] - DATE'"
+for key in version appVersion; do
+  grep -qE "^$key: \"?$version\"?$" deploy/helm/cofferdam/Chart.yaml ||
+    fail "deploy/helm/cofferdam/Chart.yaml: expected $key $version"
+done
+
+make image
+helm=$(conformance/peers/build.sh one helm)
+program=target/image-build/release/cofferdam
+
+dist=target/dist
+rm -rf "$dist"
+mkdir -p "$dist"
+
+# The same bytes for the same files: order, times and owners are fixed.
+archive() {
+  local output=$1
+  shift
+  tar --sort=name --mtime="@$SOURCE_DATE_EPOCH" --owner=0 --group=0 --numeric-owner --mode=u+rw,go+r,go-w \
+    --create --file - "$@" | gzip --no-name --best >"$output"
+}
+
+root=$name-$architecture-linux
+work=$(mktemp --directory)
+trap 'rm -rf "$work"' EXIT
+mkdir -p "$work/$root/completions"
+install --mode=0755 "$program" "$work/$root/cofferdam"
+ln -s cofferdam "$work/$root/kubectl-cofferdam"
+"$program" completions bash >"$work/$root/completions/cofferdam.bash"
+"$program" completions zsh >"$work/$root/completions/_cofferdam"
+"$program" completions fish >"$work/$root/completions/cofferdam.fish"
+# Files of the commit only, and those that the documents link to.
+git archive HEAD README.md CHANGELOG.md LICENSE SECURITY.md docs wit deploy/README.md deploy/manifests deploy/helm |
+  tar --extract --directory "$work/$root"
+archive "$dist/$root.tar.gz" --directory "$work" "$root"
+
+mkdir "$work/chart"
+git archive HEAD deploy/helm/cofferdam | tar --extract --strip-components=2 --directory "$work/chart"
+archive "$dist/$name.tgz" --directory "$work/chart" cofferdam
+"$helm" lint --strict "$dist/$name.tgz" >"$work/lint" || { cat "$work/lint" >&2; fail "helm does not accept the chart"; }
+
+cp target/image.tar "$dist/$name-$architecture-images.tar"
+for bill in target/image/sbom/*; do
+  image=$(basename "$bill" .cdx.json)
+  cp "$bill" "$dist/$image-$version-$architecture.cdx.json"
+done
+cp CHANGELOG.md "$dist/"
+(cd "$dist" && sha256sum -- * >SHA256SUMS)
+
+digest=sha256:$(sha256sum <target/image/index.json | cut -d ' ' -f 1)
+line="$version $architecture $(git rev-parse HEAD) $SOURCE_DATE_EPOCH $digest"
+expected=$(grep "^$version $architecture $(git rev-parse HEAD) " "$digests" || true)
+[[ -z $expected || $expected == "$line" ]] || fail "the images differ from those of $digests: expected '$expected', have '$line'"
+(cd "$dist" && du --apparent-size --human-readable -- *)
+echo "make release: $dist; line of $digests: $line"
