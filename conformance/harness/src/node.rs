@@ -162,6 +162,12 @@ impl KubeletNode {
         Ok(())
     }
 
+    /// Removes an image from containerd. Its containers continue.
+    pub(crate) async fn remove_image(&self, run: &SuiteRun, image: &str) -> Result<()> {
+        self.paths.ctr(run, &["images", "rm", "--sync", image]).await?;
+        Ok(())
+    }
+
     /// kubelet's root directory.
     #[must_use]
     pub fn root(&self) -> &Path {

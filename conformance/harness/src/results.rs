@@ -101,7 +101,10 @@ impl SuiteResults {
         if old_lines.any(|line| line == header) {
             rows.extend(old_lines.filter_map(|row| Some((minor(row)?, row.to_owned()))));
         }
-        rows.insert(minor(&row).with_context(|| format!("version {version:?}: expected v1.MINOR.PATCH"))?, row);
+        rows.insert(
+            minor(&row).with_context(|| format!("version {version:?}: expected v1.MINOR.PATCH"))?,
+            row,
+        );
         let ruler = "|---".repeat(self.rows.len() + 2);
         let rows: Vec<String> = rows.into_values().collect();
         let table = format!("\n{header}\n{ruler}|\n{}\n\n", rows.join("\n"));

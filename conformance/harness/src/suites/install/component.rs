@@ -1,7 +1,7 @@
 //! A component in a ConfigMap: installed, used, upgraded and rolled back under load, and uninstalled.
 
 use anyhow::{Context as _, Result, bail, ensure};
-use k8s_openapi::api::core::v1::{PersistentVolume, Pod};
+use k8s_openapi::api::core::v1::Pod;
 use kube::{
     Api,
     api::{DeleteParams, ListParams, PostParams},
@@ -22,6 +22,8 @@ const DRIVER: &str = "memory.cofferdam.dev";
 const CLAIMS: usize = 100;
 /// Maximum size in bytes of a volume on the node. The claims request 1 GiB.
 const MAX_TMPFS_BYTES: u64 = 1 << 30;
+/// Grace period of this pod, more than it takes to end.
+const USER_GRACE_SECONDS: u32 = 30;
 /// Text in the volume of the pod that runs all the time.
 const TEXT: &str = "written before the upgrade";
 
@@ -45,6 +47,7 @@ pub(super) async fn install(cluster: &Cluster<'_>) -> Result<()> {
     let namespaces = [NAMESPACE, NODE_NAMESPACE];
     cluster.wait_available(&namespaces, RELEASE).await?;
     cluster.run.add_note(&format!("a component is ready after {:.1} s", started.elapsed().as_secs_f64()))?;
+    cluster.dry_run_manifests().await.context("strict dry run")?;
 
     let claims = Claims::with_class(cluster.client(), USERS, "memory").await?;
     claims.create(0..1).await?;
@@ -77,17 +80,9 @@ pub(super) async fn install(cluster: &Cluster<'_>) -> Result<()> {
             ensure!(text.contains(&expected), "helm uninstall: {text}: expected {expected:?}");
         }
     }
-    Api::<Pod>::namespaced(cluster.client().clone(), USERS).delete("user", &DeleteParams::default()).await?;
+    drain_node(cluster).await.context("drained node")?;
     claims.delete(0..1 + 2 * CLAIMS).await?;
-    until("no volume is left", TIMEOUT, async || {
-        let volumes: Api<PersistentVolume> = Api::all(cluster.client().clone());
-        let left = volumes.list(&ListParams::default()).await?.items.into_iter();
-        let driver = |volume: PersistentVolume| volume.spec?.csi.map(|csi| csi.driver);
-        let count = left.filter_map(driver).filter(|driver| driver == DRIVER).count();
-        ensure!(count == 0, "{count} PersistentVolumes");
-        Ok(())
-    })
-    .await?;
+    cluster.wait_without_volumes(DRIVER).await?;
     helm.run(&uninstall).await?;
     cluster.ensure_nothing_left(RELEASE).await
 }
@@ -113,7 +108,8 @@ fn values(cluster: &Cluster<'_>) -> Result<Value> {
         }),
     );
     let policy = json!({"connection-kinds": ["tmpfs"], "tmpfs-max-bytes": MAX_TMPFS_BYTES});
-    fields.insert("node".to_owned(), json!({"settings": {"node": policy}}));
+    let node = json!({"settings": {"node": policy}, "preStop": {"enabled": true}});
+    fields.insert("node".to_owned(), node);
     fields.insert("storageClasses".to_owned(), json!([{"name": "memory", "volumeBindingMode": "Immediate"}]));
     Ok(values)
 }
@@ -164,10 +160,42 @@ pub(super) async fn under_load(
     claims.wait_bound(numbers.end, TIMEOUT).await
 }
 
-/// Starts a pod that writes to a volume and stays.
+/// Deletes the node's pod of the release, and then the pod with the volume, as on a node that is removed. The first
+/// one has to wait for the second one, which takes some seconds to end: its preStop hook sees that the node is
+/// cordoned.
+async fn drain_node(cluster: &Cluster<'_>) -> Result<()> {
+    let users: Api<Pod> = Api::namespaced(cluster.client().clone(), USERS);
+    let drivers: Api<Pod> = Api::namespaced(cluster.client().clone(), NODE_NAMESPACE);
+    let selector = ListParams::default().labels(&format!("app.kubernetes.io/instance={RELEASE}"));
+    let driver = drivers.list(&selector).await?.items.pop().context("no pod of the DaemonSet")?.metadata;
+    let name = driver.name.context("a pod without a name")?;
+    cluster.kubectl.run(&["cordon", NODE]).await?;
+    drivers.delete(&name, &DeleteParams::default()).await?;
+    users.delete("user", &DeleteParams::default().grace_period(USER_GRACE_SECONDS)).await?;
+    let is_there =
+        async || anyhow::Ok(drivers.get_opt(&name).await?.is_some_and(|pod| pod.metadata.uid == driver.uid));
+    let mut waits = true;
+    until("the pod with the volume has ended", TIMEOUT, async || {
+        let user = users.get_opt("user").await?;
+        waits &= user.is_none() || is_there().await?;
+        ensure!(user.is_none(), "{:?}", user.and_then(|pod| pod.status).and_then(|status| status.phase));
+        Ok(())
+    })
+    .await?;
+    ensure!(waits, "the pod {name} ended while a pod used a volume of its driver");
+    until("the node's pod has ended", TIMEOUT, async || {
+        ensure!(!is_there().await?, "{name} is there");
+        Ok(())
+    })
+    .await?;
+    cluster.kubectl.run(&["uncordon", NODE]).await?;
+    cluster.wait_available(&[NODE_NAMESPACE], RELEASE).await
+}
+
+/// Starts a pod that writes to a volume and stays. It ends some seconds after it was told to.
 async fn start_pod(cluster: &Cluster<'_>, claim: &str) -> Result<()> {
     let script = format!(
-        "echo '{TEXT}' > {}/text; trap exit TERM; while :; do sleep 3600 & wait; done",
+        "echo '{TEXT}' > {}/text; trap 'sleep 5; exit' TERM; while :; do sleep 3600 & wait; done",
         pod::MOUNT_PATH
     );
     let pods: Api<Pod> = Api::namespaced(cluster.client().clone(), USERS);

@@ -1,7 +1,8 @@
 //! An existing CSI driver as containers of the chart's pods, with two replicas of the controller and with
 //! Secrets of a StorageClass. The node has the driver's start-up taint until the driver is registered.
 //!
-//! The image is replaced, and the former one restored, by the commands of docs/high-availability.md.
+//! The image is replaced, and the former one restored, by the commands of docs/high-availability.md. At the end it
+//! is gone, so that the chart's check cannot run before `helm uninstall`.
 
 use anyhow::{Context as _, Result, ensure};
 use k8s_openapi::api::core::v1::{Node, Pod};
@@ -20,6 +21,7 @@ use super::{
 use crate::{
     claims::Claims,
     class_secret::{CONTROLLER_METHODS, ClassSecret, NODE_METHODS},
+    node::KubeletNode,
     pod,
     wait::until,
 };
@@ -36,7 +38,7 @@ const COMMAND: &str = "kubectl --namespace storage ";
 const PRINTED_IMAGE: &str = "registry.example.com/cofferdam:0.2.0";
 const SOCKET: &str = "--socket=/csi/csi.sock";
 
-pub(super) async fn install(cluster: &Cluster<'_>) -> Result<()> {
+pub(super) async fn install(cluster: &Cluster<'_>, node: &KubeletNode) -> Result<()> {
     let helm = Helm::new(cluster.run, cluster.plane, HelmVersion::Four)?;
     // The rights to read the Secret are in its namespace, which therefore exists before the release.
     let claims = Claims::with_class(cluster.client(), USERS, RELEASE).await?;
@@ -80,9 +82,14 @@ pub(super) async fn install(cluster: &Cluster<'_>) -> Result<()> {
         created = next;
     }
     claims.delete(0..created).await?;
+    cluster.wait_without_volumes(DRIVER).await?;
     let uninstall = ["uninstall", RELEASE, "--namespace", NAMESPACE];
-    // Refused until the volume is deleted.
-    until("the release is uninstalled", TIMEOUT, async || helm.run(&uninstall).await.map(drop)).await?;
+    node.remove_image(cluster.run, &images::name(VERSIONS[0])).await?;
+    ensure!(
+        helm.run(&[&uninstall[..], &["--timeout", "5s"]].concat()).await.is_err(),
+        "the release was uninstalled without its check, whose image is gone"
+    );
+    helm.run(&[&uninstall[..], &["--no-hooks"]].concat()).await?;
     cluster.ensure_nothing_left(RELEASE).await
 }
 
@@ -90,7 +97,7 @@ pub(super) async fn install(cluster: &Cluster<'_>) -> Result<()> {
 async fn replace_image(cluster: &Cluster<'_>, version: &str) -> Result<()> {
     let path = source_directory().join(PAGE);
     let page = std::fs::read_to_string(&path).with_context(|| format!("cannot read {}", path.display()))?;
-    let image = format!("{}/cofferdam:{version}", images::REPOSITORY);
+    let image = images::name(version);
     let commands: Vec<String> = page
         .lines()
         .filter(|line| line.starts_with(COMMAND))

@@ -14,12 +14,19 @@ use cofferdam_image::{
 use super::helm::source_directory;
 use crate::{process, run::SuiteRun};
 
-/// Where containerd has the images.
-pub(super) const REPOSITORY: &str = "conformance.cofferdam.dev";
+/// Prefix of the images' names in containerd.
+const PREFIX: &str = "conformance.cofferdam.dev";
+/// Name of the controller's image in containerd, without the tag.
+pub(super) const REPOSITORY: &str = "conformance.cofferdam.dev/cofferdam";
 /// The image of the Go driver.
 pub(super) const DRIVER_IMAGE: &str = "conformance.cofferdam.dev/csi-driver:1";
 /// Time of creation of the images: an arbitrary second, so that they are the same in every run.
 const CREATED: u64 = 1_800_000_000;
+
+/// Name of the controller's image of a version.
+pub(super) fn name(version: &str) -> String {
+    format!("{REPOSITORY}:{version}")
+}
 
 /// Writes the images of a release as `make image` does, from the program under test without its debug
 /// information, and returns their archive.
@@ -43,7 +50,7 @@ pub(super) async fn write_release(run: &SuiteRun, version: &str) -> Result<PathB
         packages,
         created: CREATED,
         version: version.to_owned(),
-        repository: REPOSITORY.to_owned(),
+        repository: PREFIX.to_owned(),
         source: None,
         output: output.clone(),
     };

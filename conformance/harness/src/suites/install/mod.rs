@@ -14,7 +14,7 @@ use std::time::Duration;
 use anyhow::{Context as _, Result, ensure};
 use k8s_openapi::api::{
     apps::v1::{DaemonSet, Deployment},
-    core::v1::{Namespace, Pod},
+    core::v1::{Namespace, PersistentVolume, Pod},
 };
 use kube::{Api, Client, api::PostParams};
 use serde_json::{Value, json};
@@ -55,7 +55,7 @@ pub(super) async fn run(run: &SuiteRun) -> Result<()> {
     component::install(&cluster).await.context("component")?;
     // The chart keeps it: it may have other drivers, and the next release creates its own.
     cluster.kubectl.run(&["delete", "namespace", NODE_NAMESPACE]).await?;
-    csi_driver::install(&cluster).await.context("CSI driver")?;
+    csi_driver::install(&cluster, &node).await.context("CSI driver")?;
     drop(cluster);
     node.wait_idle(run, TIMEOUT).await?;
     node.stop().await?;
@@ -78,9 +78,25 @@ impl Cluster<'_> {
     fn values(&self) -> Result<Value> {
         let address = self.plane.pod_address().context("pods do not reach the API server")?;
         Ok(json!({
-            "image": {"repository": format!("{}/cofferdam", images::REPOSITORY), "tag": VERSIONS[0]},
+            "image": {"repository": images::REPOSITORY, "tag": VERSIONS[0]},
             "kubernetes": {"serviceHost": address.ip().to_string(), "servicePort": address.port()},
         }))
+    }
+
+    /// Lets the API server validate `deploy/manifests` strictly, without storing an object. Their namespaces exist
+    /// while a release is installed.
+    async fn dry_run_manifests(&self) -> Result<()> {
+        let directory = helm::source_directory().join("deploy/manifests");
+        let mut files: Vec<_> =
+            std::fs::read_dir(&directory)?.map(|file| Ok(file?.path())).collect::<Result<_>>()?;
+        files.sort();
+        ensure!(!files.is_empty(), "{} has no manifests", directory.display());
+        for file in files {
+            let file = file.display().to_string();
+            let apply = ["apply", "--dry-run=server", "--validate=strict", "--filename", &file];
+            self.kubectl.run(&apply).await.with_context(|| file.clone())?;
+        }
+        Ok(())
     }
 
     /// Creates a namespace that enforces the Pod Security Standard `restricted`.
@@ -158,6 +174,19 @@ impl Cluster<'_> {
             .collect();
         let events = ["get", "events", "--namespace", namespace, "--field-selector", "type=Warning"];
         Ok(format!("{} {}", pods.join("; "), self.kubectl.run(&events).await?))
+    }
+
+    /// Waits until the driver has no PersistentVolume.
+    async fn wait_without_volumes(&self, driver: &str) -> Result<()> {
+        until("no volume is left", TIMEOUT, async || {
+            let volumes: Api<PersistentVolume> = Api::all(self.client().clone());
+            let left = volumes.list(&Default::default()).await?.items.into_iter();
+            let of_volume = |volume: PersistentVolume| volume.spec?.csi.map(|csi| csi.driver);
+            let count = left.filter_map(of_volume).filter(|name| name == driver).count();
+            ensure!(count == 0, "{count} PersistentVolumes");
+            Ok(())
+        })
+        .await
     }
 
     /// Checks that no object of the release is left, except the namespace of its nodes.
