@@ -28,6 +28,7 @@ missing() {
 KUBERNETES_SOURCE=kubernetes/$KUBERNETES
 [[ -f $KUBERNETES_SOURCE/go.mod ]] || missing "KUBERNETES=$KUBERNETES: expected one of $(cd kubernetes && echo *)"
 KUBERNETES_VERSION=$(sed -n 's/^\tk8s.io\/kubernetes \(v[^ ]*\).*/\1/p' "$KUBERNETES_SOURCE/go.mod")
+[[ -n $KUBERNETES_VERSION ]] || missing "$KUBERNETES_SOURCE/go.mod has no version of k8s.io/kubernetes"
 
 # Without its version every component of Kubernetes says v0.0.0, and they refuse to work with each other.
 for package in k8s.io/component-base/version k8s.io/client-go/pkg/version; do

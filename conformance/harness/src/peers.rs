@@ -75,6 +75,9 @@ impl PeerPrograms {
         let output = output.with_context(|| format!("cannot run {}", program.display()))?;
         let text = String::from_utf8_lossy(&output.stdout);
         let version = text.trim().strip_prefix("Kubernetes ").map(str::to_owned);
-        version.with_context(|| format!("{} --version printed {text:?}", program.display()))
+        version.with_context(|| {
+            let stderr = String::from_utf8_lossy(&output.stderr);
+            format!("{} --version printed {text:?}, {stderr:?}, {}", program.display(), output.status)
+        })
     }
 }

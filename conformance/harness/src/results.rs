@@ -75,10 +75,10 @@ impl SuiteResults {
     }
 
     /// Writes the row of a version of Kubernetes, such as `v1.36.3`, in the table of versions of a document. The
-    /// suites are the columns. Rows of other minor versions remain, if they have the same columns.
+    /// suites are the columns. Rows of other minor versions remain.
     ///
     /// # Errors
-    /// If the document cannot be read or written, or has no table of versions.
+    /// If the document cannot be read or written, has no table of versions, or one of other suites.
     pub fn write_version(&self, document: &Path, version: &str, date: &str) -> Result<()> {
         let context = || format!("results for {}", document.display());
         let old = fs::read_to_string(document).with_context(context)?;
@@ -97,10 +97,11 @@ impl SuiteResults {
             .collect();
         let row = format!("| {} | {date} |{cells}", version.trim_start_matches('v'));
         let mut rows: BTreeMap<_, _> = BTreeMap::new();
-        let mut old_lines = section.lines();
-        if old_lines.any(|line| line == header) {
-            rows.extend(old_lines.filter_map(|row| Some((minor(row)?, row.to_owned()))));
+        let old_header = section.lines().find(|line| line.starts_with('|'));
+        if let Some(old_header) = old_header.filter(|old_header| *old_header != header) {
+            bail!("{}: the table of versions has {old_header:?}: expected {header:?}", document.display());
         }
+        rows.extend(section.lines().filter_map(|row| Some((minor(row)?, row.to_owned()))));
         rows.insert(
             minor(&row).with_context(|| format!("version {version:?}: expected v1.MINOR.PATCH"))?,
             row,
@@ -200,6 +201,7 @@ mod tests {
         );
         assert_eq!(fs::read_to_string(&document).unwrap(), "no section");
     }
+
     #[test]
     fn the_row_of_a_version_replaces_that_of_its_minor_version() {
         let directory = tempfile::tempdir().unwrap();
@@ -222,10 +224,10 @@ mod tests {
 
         let mut other = SuiteResults::default();
         other.add("a", None, 1.4, directory.path()).unwrap();
-        other.write_version(&document, "v1.37.2", "2026-01-05").unwrap();
-        let text = fs::read_to_string(&document).unwrap();
-        assert!(text.contains("| 1.37.2 | 2026-01-05 | ok |\n") && !text.contains("1.33"), "{text}");
-        let error = other.write_version(&document, "next", "2026-01-05").unwrap_err().to_string();
+        let error = other.write_version(&document, "v1.37.2", "2026-01-05").unwrap_err().to_string();
+        assert!(error.contains("expected \"| Kubernetes | date | `a` |\""), "{error}");
+        assert_eq!(fs::read_to_string(&document).unwrap(), expected);
+        let error = results.write_version(&document, "next", "2026-01-05").unwrap_err().to_string();
         assert_eq!(error, "version \"next\": expected v1.MINOR.PATCH");
     }
 }

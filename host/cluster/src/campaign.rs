@@ -11,7 +11,7 @@ use tokio::{
 };
 
 use crate::{
-    journal::LostJournals,
+    journal::{JournalLoss, LostJournals},
     leader_election::{LeaderElector, LeaderHealth, LeaseInUse},
     leadership::{Leadership, TermSender},
 };
@@ -92,12 +92,12 @@ impl Campaign {
                         tracing::warn!("{lost}; this process stops work, and competes for the lease again");
                         pause = Some(Duration::ZERO);
                     }
-                    (driver, rival) = wait_new_loss(&drivers, &known_losses, &mut lost_journals) => {
+                    (driver, loss) = wait_new_loss(&drivers, &known_losses, &mut lost_journals) => {
                         terms.end();
                         tracing::warn!(
-                            "process {rival} has taken the intent journal of driver {driver} from this leader; \
-                             this process stops work, and competes for the lease again in {} s; expected one \
-                             namespace of the leases for all processes with this journal",
+                            "{loss} of driver {driver}, which this leader owned; this process stops work, and \
+                             competes for the lease again in {} s; expected one namespace of the leases for all \
+                             processes with this journal",
                             JOURNAL_LOSS_PAUSE.as_secs(),
                         );
                         pause = Some(JOURNAL_LOSS_PAUSE);
@@ -132,16 +132,16 @@ async fn wait_new_loss(
     drivers: &BTreeSet<DriverName>,
     known: &LostJournals,
     lost_journals: &mut watch::Receiver<LostJournals>,
-) -> (DriverName, String) {
-    let is_new = |(driver, rival): &(&DriverName, &String)| {
-        drivers.contains(*driver) && known.get(driver) != Some(rival)
+) -> (DriverName, JournalLoss) {
+    let is_new = |(driver, loss): &(&DriverName, &JournalLoss)| {
+        drivers.contains(*driver) && known.get(driver) != Some(loss)
     };
     loop {
         let loss = lost_journals
             .borrow_and_update()
             .iter()
             .find(is_new)
-            .map(|(driver, rival)| (driver.clone(), rival.clone()));
+            .map(|(driver, loss)| (driver.clone(), loss.clone()));
         if let Some(loss) = loss {
             return loss;
         }
@@ -199,7 +199,9 @@ mod tests {
 
     #[tokio::test]
     async fn only_a_new_loss_of_a_journal_ends_a_term() {
-        let loss = |rival: &str| LostJournals::from([("array.example.com".into(), rival.to_owned())]);
+        let loss = |rival: &str| {
+            LostJournals::from([("array.example.com".into(), JournalLoss::Taken(rival.to_owned()))])
+        };
         let (sender, mut receiver) = watch::channel(loss("first-1"));
         let (known, drivers) = (loss("first-1"), BTreeSet::from(["array.example.com".into()]));
         assert!(wait_new_loss(&drivers, &known, &mut receiver).now_or_never().is_none());
@@ -208,8 +210,8 @@ mod tests {
         sender.send_replace(loss("first-2"));
         let others = BTreeSet::from(["other.example.com".into()]);
         assert!(wait_new_loss(&others, &known, &mut receiver).now_or_never().is_none(), "not its driver");
-        let (driver, rival) = wait_new_loss(&drivers, &known, &mut receiver).await;
-        assert_eq!((driver.as_str(), rival.as_str()), ("array.example.com", "first-2"));
+        let (driver, taken) = wait_new_loss(&drivers, &known, &mut receiver).await;
+        assert_eq!((driver.as_str(), taken), ("array.example.com", JournalLoss::Taken("first-2".to_owned())));
         drop(sender);
         assert!(wait_new_loss(&drivers, &loss("first-2"), &mut receiver).now_or_never().is_none());
     }

@@ -795,7 +795,7 @@ impl LeaderElector {
     }
 
     /// Logs once that the Lease asks for coordinated leader election (Kubernetes 1.31, KEP-4355), in which the API
-    /// server chooses among LeaseCandidates. As client-go without it, this process ignores both fields.
+    /// server chooses among LeaseCandidates. This process ignores both fields, and keeps them.
     fn report_strategy(&mut self, object: &Value) {
         let text = |name: &str| object.pointer(&format!("/spec/{name}")).and_then(Value::as_str);
         let (strategy, preferred_holder) = (text("strategy"), text("preferredHolder"));

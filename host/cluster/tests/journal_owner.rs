@@ -8,13 +8,13 @@ use std::{sync::Arc, time::Duration};
 use cofferdam_apiserver::ApiServer;
 use cofferdam_cluster::{
     EventSink, Journal, JournalError,
-    journal::{JournalReports, LostJournals},
+    journal::{JournalLoss, JournalReports, LostJournals},
     metrics::Metrics,
 };
 use cofferdam_domain::Uid;
 use common::{
     FaultyApi, WriteFault, api, call, get,
-    journal::{SHARD_PATH, intent, journal, with_running},
+    journal::{SHARD_PATH, intent, intent_keys, journal, with_running},
 };
 use http::{Method, StatusCode};
 use serde_json::{Value, json};
@@ -42,9 +42,12 @@ async fn a_newer_process_takes_the_journal_and_the_older_one_waits() {
         assert_eq!(*newer.get(&"a".into()).unwrap(), intent("a"), "the request of the older one is known");
         assert!(newer.is_recovered(&"a".into()));
         let refused = older.write(intent("b")).await.unwrap_err();
-        assert!(matches!(&refused, JournalError::Taken(owner) if owner.starts_with("host-")), "{refused}");
+        assert!(
+            matches!(&refused, JournalError::Lost(JournalLoss::Taken(owner)) if owner.starts_with("host-")),
+            "{refused}"
+        );
         assert_eq!(older.acquire().await, Err(refused.clone()));
-        assert!(older.taken_by().is_some() && newer.taken_by().is_none());
+        assert!(older.loss().is_some() && newer.loss().is_none());
 
         newer.write(intent("c")).await.unwrap();
 
@@ -60,7 +63,7 @@ async fn a_newer_process_takes_the_journal_and_the_older_one_waits() {
         drop(stop);
         tokio::time::sleep(TAKEN_BACK).await;
         older.acquire().await.unwrap();
-        assert!(older.taken_by().is_none());
+        assert!(older.loss().is_none());
         assert_eq!(older.wait_recovered().await, [Uid::from("c")]);
     })
     .await;
@@ -81,7 +84,7 @@ async fn idle_processes_do_not_write() {
             let before = get(&api, SHARD_PATH).await;
             tokio::time::sleep(Duration::from_secs(3600)).await;
             assert_eq!(get(&api, SHARD_PATH).await, before);
-            assert!(older.taken_by().is_some());
+            assert!(older.loss().is_some());
 
             // Work after an idle hour does not prove a standstill of an hour.
             assert!(older.acquire().await.is_err());
@@ -164,7 +167,7 @@ async fn an_unknown_result_of_a_take_is_not_ownership() {
     let lost = owner(&get(&api, SHARD_PATH).await);
     journal.acquire().await.unwrap();
     assert_ne!(owner(&get(&api, SHARD_PATH).await), lost, "each attempt has a random part of its own");
-    assert_eq!(journal.taken_by(), None);
+    assert_eq!(journal.loss(), None);
 }
 
 /// The ConfigMap with a number.
@@ -193,7 +196,7 @@ async fn a_put_into_any_config_map_notices_the_new_owner() {
         // knows.
         let refused = older.write(intent("late")).await;
         assert!(
-            matches!(&refused, Err(JournalError::Taken(owner)) if owner.starts_with("newer-")),
+            matches!(&refused, Err(JournalError::Lost(JournalLoss::Taken(owner))) if owner.starts_with("newer-")),
             "{refused:?}"
         );
         assert!(newer.get(&"499".into()).is_some());
@@ -214,7 +217,7 @@ async fn the_older_process_creates_no_config_map_after_a_take() {
         }
         newer.acquire().await.unwrap();
         let refused = older.write(intent("late")).await;
-        assert!(matches!(&refused, Err(JournalError::Taken(_))), "{refused:?}");
+        assert!(matches!(&refused, Err(JournalError::Lost(_))), "{refused:?}");
         assert_eq!(get(&api, &shard_path(1)).await["code"], 404);
     })
     .await;
@@ -252,7 +255,7 @@ async fn an_interrupted_take_leaves_the_journal_to_the_older_process() {
         // The newer process has crashed between its write of the second ConfigMap and that of the first one.
         let fence = json!({"metadata": {"annotations": {"cofferdam.dev/journal-owner": "newer-1"}}});
         call(&api, Method::PATCH, &shard_path(1), fence).await;
-        let taken = Err(JournalError::Taken("newer-1".to_owned()));
+        let taken = Err(JournalError::Lost(JournalLoss::Taken("newer-1".to_owned())));
         assert_eq!(older.write(intent("late")).await, taken);
         let begin = tokio::time::Instant::now();
         while older.acquire().await.is_err() {
@@ -276,7 +279,7 @@ async fn intents_of_any_config_map_are_work() {
         assert!(older.write(intent("late")).await.is_err());
         call(&api, Method::PATCH, SHARD_PATH, json!({"data": null})).await;
         tokio::time::sleep(TAKEN_BACK).await;
-        assert_eq!(older.taken_by(), None, "the newer one has stopped, and left intents");
+        assert_eq!(older.loss(), None, "the newer one has stopped, and left intents");
     })
     .await;
 }
@@ -300,7 +303,7 @@ async fn a_process_whose_claims_fail_keeps_the_journal_between_retries() {
                     tokio::time::sleep(Duration::from_secs(10)).await;
                     let _ = older.acquire().await;
                 }
-                assert_eq!(newer.taken_by(), None);
+                assert_eq!(newer.loss(), None);
             }
         })
         .await;
@@ -331,7 +334,7 @@ async fn a_loss_is_reported_once_until_it_ends() {
         assert!(lost.borrow().is_empty());
         assert!(older.write(intent("a")).await.is_err());
         let owner = newer_owner(&get(&api, SHARD_PATH).await);
-        assert_eq!(*lost.borrow(), LostJournals::from([("drv".into(), owner.clone())]));
+        assert_eq!(*lost.borrow(), LostJournals::from([("drv".into(), JournalLoss::Taken(owner.clone()))]));
         tokio::time::sleep(Duration::from_secs(600)).await;
         let messages = event_messages().await;
         let expected = format!("process {owner} has taken the intent journal of driver drv; ");
@@ -355,10 +358,10 @@ async fn a_journal_without_owner_is_not_lost() {
         older.acquire().await.unwrap();
         newer.acquire().await.unwrap();
         assert!(older.write(intent("a")).await.is_err());
-        assert!(older.taken_by().is_some());
+        assert!(older.loss().is_some());
         call(&api, Method::DELETE, SHARD_PATH, Value::Null).await;
         tokio::time::sleep(Duration::from_secs(15)).await;
-        assert_eq!(older.taken_by(), None);
+        assert_eq!(older.loss(), None);
         older.acquire().await.unwrap();
     })
     .await;
@@ -398,9 +401,14 @@ async fn each_take_has_a_higher_epoch() {
         take().await.unwrap();
         assert_eq!(epoch(0).await.unwrap(), expected, "{edited}");
     }
-    annotate(1, &u64::MAX.to_string()).await;
-    let error = take().await.unwrap_err().to_string();
-    assert!(error.contains("cofferdam.dev/journal-epoch") && error.contains("or no annotation"), "{error}");
+    for future in [u64::MAX.to_string(), "99999999999999999999".to_owned()] {
+        annotate(1, &future).await;
+        let error = take().await.unwrap_err().to_string();
+        assert!(
+            error.contains("cofferdam.dev/journal-epoch") && error.contains("or no annotation"),
+            "{error}"
+        );
+    }
     annotate(1, "0").await;
     take().await.unwrap();
     assert_eq!(epoch(0).await.unwrap(), "45");
@@ -489,10 +497,13 @@ async fn an_edited_epoch_is_a_loss() {
         let edit = json!({"metadata": {"annotations": {"cofferdam.dev/journal-epoch": "9"}}});
         call(&api, Method::PATCH, SHARD_PATH, edit).await;
         let refused = journal.write(intent("b")).await.unwrap_err();
-        let rival = "unknown (epoch \"9\" instead of 1)".to_owned();
-        assert_eq!(refused, JournalError::Taken(rival.clone()));
-        assert_eq!(*lost.borrow(), LostJournals::from([("drv".into(), rival)]));
-        assert_eq!(event_messages(&api, "IntentJournalTaken").await.len(), 1);
+        let loss = JournalLoss::EpochChanged { found: Some("9".to_owned()), own: 1 };
+        assert_eq!(refused, JournalError::Lost(loss.clone()));
+        assert_eq!(*lost.borrow(), LostJournals::from([("drv".into(), loss)]));
+        let messages = event_messages(&api, "IntentJournalTaken").await;
+        let expected =
+            "another client has changed the epoch (from 1 to 9) of the intent journal of driver drv; ";
+        assert!(messages.len() == 1 && messages[0].starts_with(expected), "{messages:?}");
 
         // No process works with the journal, so this one takes it back, above the edited epoch.
         while journal.acquire().await.is_err() {
@@ -531,9 +542,10 @@ async fn a_foreign_change_of_intents_is_reported_once() {
              replaced 1 (claim uids b), added 1 (claim uids z); a volume without its intent can leak if this \
              process ends";
         assert_eq!(changed().await, [expected]);
+        change(json!({"metadata": {"labels": {"team": "network"}}})).await;
         journal.write(intent("f")).await.unwrap();
         assert_eq!(changed().await.len(), 1);
-        assert!(lost.borrow().is_empty() && journal.taken_by().is_none(), "it is no loss");
+        assert!(lost.borrow().is_empty() && journal.loss().is_none(), "it is no loss");
     })
     .await;
 }
@@ -567,6 +579,104 @@ async fn a_config_map_of_the_owner_has_its_epoch_from_its_creation() {
         for name in ["cofferdam.dev/journal-owner", "cofferdam.dev/journal-epoch"] {
             assert!(first[name].is_string() && first[name] == second[name], "{name}: {first} {second}");
         }
+    })
+    .await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_own_write_that_takes_effect_late_is_no_foreign_change() {
+    let api = api();
+    let wire = FaultyApi::new(&api);
+    let (journal, _lost) = reporting_journal(&wire);
+    with_running(&journal, async {
+        journal.acquire().await.unwrap();
+        wire.faults.lock().unwrap().push_back(WriteFault::Late(Duration::from_secs(20)));
+        assert!(journal.write(intent("a")).await.is_err());
+        tokio::time::sleep(Duration::from_secs(25)).await;
+        journal.write(intent("b")).await.unwrap();
+        assert_eq!(intent_keys(&get(&api, SHARD_PATH).await), ["a", "b"]);
+        assert!(event_messages(&api, "IntentJournalChanged").await.is_empty());
+    })
+    .await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_process_that_lost_the_journal_removes_no_intent_of_the_owner() {
+    let (api, metrics) = (api(), Metrics::default());
+    let wire = FaultyApi::new(&api);
+    let older = journal(&wire, &metrics);
+    let (newer, _lost) = reporting_journal(&wire);
+    with_running(&older, async {
+        older.acquire().await.unwrap();
+        older.write(intent("a")).await.unwrap();
+        with_running(&newer, async {
+            newer.acquire().await.unwrap();
+            older.remove(&"a".into());
+            tokio::time::sleep(Duration::from_secs(5)).await;
+            newer.write(intent("b")).await.unwrap();
+            assert!(newer.get(&"a".into()).is_some());
+            assert_eq!(intent_keys(&get(&api, SHARD_PATH).await), ["a", "b"]);
+            assert!(event_messages(&api, "IntentJournalChanged").await.is_empty());
+        })
+        .await;
+    })
+    .await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_failed_write_before_a_new_config_map_is_no_deletion() {
+    let api = api();
+    let wire = FaultyApi::new(&api);
+    let (journal, _lost) = reporting_journal(&wire);
+    with_running(&journal, async {
+        journal.acquire().await.unwrap();
+        wire.faults.lock().unwrap().push_back(WriteFault::Refused(StatusCode::FORBIDDEN));
+        assert!(journal.write(intent("a")).await.is_err());
+        fill_two_shards(&journal).await;
+        assert!(event_messages(&api, "IntentJournalChanged").await.is_empty());
+    })
+    .await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_deleted_config_map_and_a_change_elsewhere_are_reported() {
+    let api = api();
+    let wire = FaultyApi::new(&api);
+    let (journal, _lost) = reporting_journal(&wire);
+    with_running(&journal, async {
+        journal.acquire().await.unwrap();
+        fill_two_shards(&journal).await;
+        // No write of an intent follows: the renewal finds the changes.
+        let second = get(&api, &shard_path(1)).await;
+        let removed = intent_keys(&second)[0].clone();
+        call(&api, Method::PATCH, &shard_path(1), json!({"data": {removed.as_str(): null}})).await;
+        tokio::time::sleep(Duration::from_secs(30)).await;
+        let messages = event_messages(&api, "IntentJournalChanged").await;
+        let expected = format!("removed 1 (claim uids {removed})");
+        assert!(messages.len() == 1 && messages[0].contains(&expected), "{messages:?}");
+
+        call(&api, Method::DELETE, &shard_path(1), Value::Null).await;
+        tokio::time::sleep(Duration::from_secs(30)).await;
+        let messages = event_messages(&api, "IntentJournalChanged").await;
+        let expected = format!("removed {} (claim uids ", intent_keys(&second).len() - 1);
+        assert!(messages.iter().any(|message| message.contains(&expected)), "{messages:?}");
+    })
+    .await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_owner_restores_the_label_of_its_config_maps() {
+    let (api, metrics) = (api(), Metrics::default());
+    let wire = FaultyApi::new(&api);
+    let journal = journal(&wire, &metrics);
+    with_running(&journal, async {
+        journal.acquire().await.unwrap();
+        journal.write(intent("a")).await.unwrap();
+        let edit = json!({"metadata": {"labels": {"cofferdam.dev/journal": null}}});
+        call(&api, Method::PATCH, SHARD_PATH, edit).await;
+        tokio::time::sleep(Duration::from_secs(60)).await;
+        let map = get(&api, SHARD_PATH).await;
+        assert_eq!(map["metadata"]["labels"]["cofferdam.dev/journal"], "intents");
     })
     .await;
 }

@@ -252,9 +252,7 @@ fn readiness_response(state: &TelemetryState) -> Response<Full<Bytes>> {
 fn stopped_work(state: &TelemetryState) -> Option<String> {
     let (roles, journals) = (state.stopped_roles.borrow(), state.lost_journals.borrow());
     let roles = roles.iter().map(|(role, reason)| format!("{role}: {reason}\n"));
-    let journals = journals.iter().map(|(driver, owner)| {
-        format!("provisioner: process {owner} has taken the intent journal of driver {driver}\n")
-    });
+    let journals = journals.iter().map(|(driver, loss)| format!("provisioner: {loss} of driver {driver}\n"));
     let lines: String = roles.chain(journals).collect();
     (!lines.is_empty()).then_some(lines)
 }

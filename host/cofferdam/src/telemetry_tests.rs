@@ -1,5 +1,6 @@
 use std::net::Ipv4Addr;
 
+use cofferdam_cluster::journal::{JournalLoss, LostJournals};
 use cofferdam_controllers::Role;
 use futures::FutureExt as _;
 use http_body_util::BodyExt as _;
@@ -130,7 +131,8 @@ async fn readyz_names_stopped_roles() {
 async fn readyz_names_the_driver_and_the_owner_of_a_lost_journal() {
     let (state, ready) = test_state();
     ready.send_replace(true);
-    let lost = LostJournals::from([("array.example.com".into(), "host-2-00ff".to_owned())]);
+    let lost =
+        LostJournals::from([("array.example.com".into(), JournalLoss::Taken("host-2-00ff".to_owned()))]);
     let (sender, lost_journals) = watch::channel(lost);
     let state = TelemetryState { lost_journals, ..state };
     let expected =

@@ -134,6 +134,7 @@ dict "context" "plan" "withDriver".
 - name: driver
   image: {{ .csi.image }}
   imagePullPolicy: {{ default "IfNotPresent" .csi.imagePullPolicy }}
+  terminationMessagePolicy: FallbackToLogsOnError
   {{- with .csi.command }}
   command:
     {{- toYaml . | nindent 4 }}

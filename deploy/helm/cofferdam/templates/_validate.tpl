@@ -1,5 +1,6 @@
 {{/* Fails with the name of a value, what it is, and what was expected. values.schema.json rejects unknown names and wrong types. */}}
 {{- define "cofferdam.validate" -}}
+{{- include "cofferdam.requireKinds" . -}}
 {{- include "cofferdam.normalize" . -}}
 {{- $driver := .Values.driver -}}
 {{- $controller := .Values.controller -}}
@@ -28,6 +29,13 @@
 {{- end -}}
 {{- if not (or $component $csi) -}}
 {{- fail "driver.component and driver.csi are both empty: expected a component, or the containers of a CSI driver" -}}
+{{- end -}}
+{{- include "cofferdam.validateNames" . -}}
+{{- if and $csi (or $node.image.repository $node.image.tag $node.image.digest) -}}
+{{- fail "node.image is set for a CSI driver: expected it for a component only, because the image `image` registers the driver" -}}
+{{- end -}}
+{{- if and $component $node.enabled (ne (empty .Values.image.digest) (empty $node.image.digest)) -}}
+{{- fail "image.digest and node.image.digest: expected both or none, because the nodes have an image of their own" -}}
 {{- end -}}
 {{- if not (or $controller.enabled $node.enabled) -}}
 {{- fail "controller.enabled and node.enabled are both false: expected one of the two" -}}
@@ -63,6 +71,47 @@
 {{- end -}}
 {{- if and .Values.networkPolicy.cilium (not .Values.networkPolicy.enabled) -}}
 {{- fail "networkPolicy.cilium is true and networkPolicy.enabled is false: expected both to be true" -}}
+{{- end -}}
+{{- end -}}
+
+{{/* Fails for maps and lists with defaults that the values remove by null. */}}
+{{- define "cofferdam.requireKinds" -}}
+{{- $kinds := dict
+  "map" "image kubernetes driver driver.component driver.csi controller controller.ports controller.podDisruptionBudget controller.serviceAccount controller.serviceMonitor node node.image node.preStop node.ports node.serviceAccount node.serviceMonitor networkPolicy networkPolicy.apiServer uninstallCheck"
+  "slice" "controller.roles driver.origins networkPolicy.apiServer.addresses networkPolicy.apiServer.ports networkPolicy.metricsFrom networkPolicy.controllerEgress networkPolicy.nodeEgress" -}}
+{{- range $kind, $paths := $kinds -}}
+{{- range $path := splitList " " $paths -}}
+{{- $value := $.Values -}}
+{{- range $key := splitList "." $path -}}
+{{- if kindIs "map" $value -}}{{- $value = get $value $key -}}{{- end -}}
+{{- end -}}
+{{- if not (kindIs $kind $value) -}}
+{{- fail (printf "%s is null: expected a %s, or no value" $path (ternary "map" "list" (eq $kind "map"))) -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+
+{{/* Fails for labels that the chart sets, and for names that are none of Kubernetes. */}}
+{{- define "cofferdam.validateNames" -}}
+{{- $fullname := include "cofferdam.fullname" . -}}
+{{- if not (regexMatch "^[a-z]([-a-z0-9]*[a-z0-9])?$" $fullname) -}}
+{{- fail (printf "the objects would have the name %q, from fullnameOverride, or nameOverride and the release: expected lower-case letters, digits and dashes, a letter first" $fullname) -}}
+{{- end -}}
+{{- $labels := dict "customLabels" .Values.customLabels "controller.podLabels" .Values.controller.podLabels "node.podLabels" .Values.node.podLabels -}}
+{{- range $path, $map := $labels -}}
+{{- range $key, $_ := $map -}}
+{{- if or (has $key (list "app.kubernetes.io/name" "app.kubernetes.io/instance" "app.kubernetes.io/component")) (and (eq $path "customLabels") (has $key (list "app.kubernetes.io/version" "app.kubernetes.io/managed-by" "helm.sh/chart"))) -}}
+{{- fail (printf "%s has the label %s: expected none of those that the chart sets" $path $key) -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+{{- $existing := lookup "storage.k8s.io/v1" "CSIDriver" "" .Values.driver.name -}}
+{{- $annotations := dig "metadata" "annotations" dict ($existing | default dict) -}}
+{{- $owner := dig "meta.helm.sh/release-name" "" $annotations -}}
+{{- $namespace := dig "meta.helm.sh/release-namespace" "" $annotations -}}
+{{- if and $owner (or (ne $owner .Release.Name) (ne $namespace .Release.Namespace)) -}}
+{{- fail (printf "driver.name is %q: expected a driver that no other release has; the release %s in the namespace %s has this one" .Values.driver.name $owner $namespace) -}}
 {{- end -}}
 {{- end -}}
 

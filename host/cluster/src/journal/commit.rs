@@ -145,6 +145,7 @@ impl Journal {
             size,
             durable: false,
             recovered: false,
+            is_removal_reported: false,
         };
         state.intents.insert(intent.claim_uid.clone(), tracked);
         drop(guard);
@@ -228,7 +229,7 @@ impl Journal {
                 return self.requeue_failed(index, batch, &error);
             }
             self.answer_puts_of_durable_intents(&mut batch);
-            self.reject_puts_if_lost(&mut batch);
+            self.reject_changes_if_lost(&mut batch);
             self.reject_puts_of_other_format(index, &mut batch);
             self.reject_outdated_replacements(&mut batch);
             if batch.is_empty() && !self.has_used_confirmations(index) {
@@ -249,9 +250,14 @@ impl Journal {
                     return self.requeue_failed(index, batch, &error);
                 }
                 Err(ApiError::Conflict(_) | ApiError::NotFound(_) | ApiError::AlreadyExists(_)) => {
-                    self.invalidate_after_conflict(index);
+                    self.invalidate(index);
                 }
-                Err(error) => return self.requeue_failed(index, batch, &error),
+                Err(error) => {
+                    if error.is_outcome_unknown() {
+                        self.note_unknown_write(index, batch.keys());
+                    }
+                    return self.requeue_failed(index, batch, &error);
+                }
             }
         }
         let error = ApiError::Unavailable {
@@ -308,20 +314,25 @@ impl Journal {
         }
     }
 
-    /// Rejects puts and replacements after this process has lost the journal: another process has taken it, or
-    /// its first ConfigMap or the owner in it was removed. Removals remain: they apply only to the intent that
-    /// they name.
-    fn reject_puts_if_lost(&self, batch: &mut BTreeMap<Uid, ShardChange>) {
+    /// Rejects puts and replacements after this process has lost the journal, or after its first ConfigMap or the
+    /// owner in it was removed. Drops removals after a loss: the process that has taken the journal has read the
+    /// intents, and completes them.
+    fn reject_changes_if_lost(&self, batch: &mut BTreeMap<Uid, ShardChange>) {
         let mut state = self.inner.state.lock();
         let error = match &state.ownership {
-            Ownership::Lost(_) => JournalError::Taken(state.ownership.rival().unwrap_or_default().to_owned()),
+            Ownership::Lost(rival) => JournalError::Lost(rival.loss.clone()),
             Ownership::Unclaimed if state.has_owned => {
                 JournalError::Unavailable("no process owns the intent journal any more".to_owned())
             }
             Ownership::Unclaimed | Ownership::Owned { .. } => return,
         };
-        let is_new_request = |_: &Uid, change: &mut ShardChange| !matches!(change, ShardChange::Remove(_));
-        for (uid, change) in batch.extract_if(.., is_new_request) {
+        let is_lost = matches!(error, JournalError::Lost(_));
+        if is_lost {
+            state.shards.iter_mut().for_each(|shard| shard.used_confirmations.clear());
+        }
+        let is_rejected =
+            |_: &Uid, change: &mut ShardChange| is_lost || !matches!(change, ShardChange::Remove(_));
+        for (uid, change) in batch.extract_if(.., is_rejected) {
             let lost = || Err(error.clone());
             match change {
                 ShardChange::Put { waiters, .. } => {
@@ -381,9 +392,7 @@ impl Journal {
                 if index > 0 {
                     self.announce_shard(index).await?;
                 }
-                let owner = self.own_annotations();
-                let owner: Vec<_> = owner.iter().map(|(name, value)| (*name, &**value)).collect();
-                let metadata = self.metadata(&name, &owner);
+                let metadata = self.metadata(&name, &self.own_annotations());
                 let body =
                     json!({"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, "data": data});
                 self.inner.writer.api().send_json_for_version(Method::POST, &collection, &body, &name).await

@@ -1,5 +1,6 @@
 //! Errors of the journal.
 
+use super::ownership::JournalLoss;
 use crate::api::ApiError;
 
 /// The reason why an intent could not be written.
@@ -28,9 +29,9 @@ pub enum JournalError {
         /// Number of its intents.
         volumes: usize,
     },
-    /// Another process, with this name, has taken the journal. It sends the driver's requests.
-    #[error("process {0} has taken the intent journal")]
-    Taken(String),
+    /// This process has lost the journal: another one sends the driver's requests.
+    #[error("{0}")]
+    Lost(JournalLoss),
     /// The journal has stopped, or the intent was removed before its commit ended.
     #[error("the intent journal is closed")]
     Closed,

@@ -1,4 +1,4 @@
-//! What a client that is not the owner has changed in a ConfigMap of the journal.
+//! Changes of a ConfigMap of the journal by a client that is not its owner.
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap},
@@ -24,18 +24,24 @@ pub(super) struct ForeignChange {
 }
 
 impl ForeignChange {
-    /// Compares the data of the ConfigMap `index`, `None` if it does not exist, with the known intents.
-    /// Intents whose removal is in `batch` or pending are expected to be there still.
+    /// Compares the data of the ConfigMap `index`, `None` if it does not exist, with the known intents, and marks
+    /// those whose removal it finds. Intents whose removal is in `batch` or pending are expected to be there
+    /// still. `own_writes` has the claims whose intents this process may have written or removed.
     pub(super) fn find(
-        state: &State,
+        state: &mut State,
         index: usize,
         data: Option<&HashMap<String, String>>,
         batch: &BTreeMap<Uid, ShardChange>,
+        own_writes: &BTreeSet<Uid>,
     ) -> Self {
         let mut change = Self::default();
-        let known = state.intents.iter().filter(|(_, tracked)| tracked.durable && tracked.shard == index);
+        let known = state
+            .intents
+            .iter_mut()
+            .filter(|(uid, tracked)| tracked.durable && tracked.shard == index && !own_writes.contains(*uid));
         for (uid, tracked) in known {
             match data.and_then(|data| data.get(uid.as_str())) {
+                None if std::mem::replace(&mut tracked.is_removal_reported, true) => continue,
                 None => change.removed.insert(uid.clone()),
                 Some(json)
                     if serde_json::from_str::<Intent>(json).ok().as_ref() == Some(&*tracked.intent) =>
@@ -50,8 +56,10 @@ impl ForeignChange {
             let is_removal = |changes: &BTreeMap<Uid, ShardChange>| {
                 matches!(changes.get(&uid), Some(ShardChange::Remove(_)))
             };
-            let is_known = state.intents.get(&uid).is_some_and(|tracked| tracked.durable)
-                || state.undecodable.contains(&uid);
+            let is_known =
+                state.intents.get(&uid).is_some_and(|tracked| tracked.durable && tracked.shard == index)
+                    || state.undecodable.contains(&uid)
+                    || own_writes.contains(&uid);
             if !is_known && !is_removal(batch) && !pending.is_some_and(is_removal) {
                 change.added.insert(uid);
             }

@@ -35,7 +35,7 @@ pub use config_map::{
 };
 pub use error::JournalError;
 pub use intent::{Intent, IntentClass, IntentSecrets};
-pub use ownership::OWNER_CHECK_INTERVAL;
+pub use ownership::{JournalLoss, OWNER_CHECK_INTERVAL};
 pub use reports::{JournalReports, LostJournals};
 pub use shard::JournalEntry;
 pub use state::Journal;

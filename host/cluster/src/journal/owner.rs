@@ -10,7 +10,7 @@ use tokio::time::Instant;
 
 use super::{
     commit::MAX_COMMIT_ATTEMPTS,
-    config_map::{FORMAT, FORMAT_ANNOTATION, SHARD_COUNT},
+    config_map::{FORMAT, FORMAT_ANNOTATION, JOURNAL_LABEL, JOURNAL_LABEL_VALUE, SHARD_COUNT},
     error::{JournalError, journal_error},
     ownership::{
         EPOCH, OWNER, OWNER_CHECK_INTERVAL, Ownership, RENEW_INTERVAL, RENEWALS, RETRY_TOLERANCE, SHARDS,
@@ -32,7 +32,7 @@ impl Journal {
     /// reconciler handles a late response as it does after any loss.
     ///
     /// # Errors
-    /// [`JournalError::Taken`]: try again after [`OWNER_CHECK_INTERVAL`]. [`JournalError::Unavailable`] and
+    /// [`JournalError::Lost`]: try again after [`OWNER_CHECK_INTERVAL`]. [`JournalError::Unavailable`] and
     /// [`JournalError::Refused`] of the reads and the write.
     pub async fn acquire(&self) -> Result<(), JournalError> {
         if self.is_owned()? {
@@ -48,7 +48,7 @@ impl Journal {
     /// Returns true if this process owns the journal, and false if no process does.
     ///
     /// # Errors
-    /// [`JournalError::Taken`]. The journal then knows that this process has work.
+    /// [`JournalError::Lost`]. The journal then knows that this process has work.
     fn is_owned(&self) -> Result<bool, JournalError> {
         let taken = {
             let mut state = self.inner.state.lock();
@@ -59,7 +59,7 @@ impl Journal {
                 }
                 Ownership::Unclaimed => return Ok(false),
                 Ownership::Lost(rival) => {
-                    let taken = JournalError::Taken(rival.owner.clone());
+                    let taken = JournalError::Lost(rival.loss.clone());
                     state.last_waited_at = Some(Instant::now());
                     state.is_rival_idle = false;
                     taken
@@ -113,6 +113,10 @@ impl Journal {
             match text.parse::<u64>() {
                 Ok(epoch) if epoch > highest => (highest, highest_index) = (epoch, index),
                 Ok(_) => {}
+                // A number that does not fit is above every other one.
+                Err(_) if !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit()) => {
+                    (highest, highest_index) = (u64::MAX, index);
+                }
                 Err(_) => tracing::warn!(
                     config_map = %self.shard_name(index),
                     "annotation {EPOCH} is {text:?}, not a number; it is replaced"
@@ -122,7 +126,9 @@ impl Journal {
         highest.checked_add(1).ok_or_else(|| {
             ApiError::invalid_response(
                 &self.shard_name(highest_index),
-                format!("annotation {EPOCH} is {highest}: expected a number below it, or no annotation"),
+                format!(
+                    "annotation {EPOCH} is {highest} or more: expected a number below it, or no annotation"
+                ),
             )
         })
     }
@@ -152,10 +158,12 @@ impl Journal {
     }
 
     /// The annotations of a ConfigMap that this process creates as the owner; empty without ownership.
-    pub(super) fn own_annotations(&self) -> Vec<(&'static str, String)> {
+    pub(super) fn own_annotations(&self) -> BTreeMap<&'static str, String> {
         match &self.inner.state.lock().ownership {
-            Ownership::Owned { owner, epoch, .. } => vec![(OWNER, owner.clone()), (EPOCH, epoch.to_string())],
-            Ownership::Unclaimed | Ownership::Lost(_) => Vec::new(),
+            Ownership::Owned { owner, epoch, .. } => {
+                BTreeMap::from([(OWNER, owner.clone()), (EPOCH, epoch.to_string())])
+            }
+            Ownership::Unclaimed | Ownership::Lost(_) => BTreeMap::new(),
         }
     }
 
@@ -181,13 +189,12 @@ impl Journal {
         let written = self.write_annotations(0, &[(SHARDS, &count.to_string())]).await;
         match written {
             Ok(_) => self.inner.state.lock().announced_shards = count,
-            Err(ApiError::Conflict(_) | ApiError::NotFound(_)) => self.invalidate_after_conflict(0),
             Err(_) => self.invalidate(0),
         }
         written.map(drop)
     }
 
-    /// The same journal with receivers of reports of a loss.
+    /// The same journal with receivers of reports.
     #[must_use]
     pub fn with_reports(self, reports: JournalReports) -> Self {
         self.inner.state.lock().reports = Some(reports);
@@ -227,7 +234,7 @@ impl Journal {
     /// As the owner, renews; after a loss, reads the owner, and takes the journal back if it may. Errors are
     /// logged, and the next check follows.
     pub(super) async fn check_ownership(&self) {
-        let is_lost = self.taken_by().is_some();
+        let is_lost = self.loss().is_some();
         let result = if is_lost { self.check_rival().await } else { self.renew().await };
         if let Err(error) = result {
             tracing::warn!(driver = %self.inner.driver, %error, "cannot check the journal's owner");
@@ -267,13 +274,20 @@ impl Journal {
         if !self.is_loaded(0) {
             self.read_shard(0, &mut BTreeMap::new()).await?;
         }
-        if self.taken_by().is_some() || !self.has_config_map(0) {
+        if self.loss().is_some() || !self.has_config_map(0) {
+            return Ok(());
+        }
+        // Nothing else reads the other ConfigMaps while no intent is written to them.
+        for index in (1..SHARD_COUNT).filter(|index| self.has_config_map(*index)) {
+            self.read_shard(index, &mut BTreeMap::new()).await?;
+        }
+        if self.loss().is_some() {
             return Ok(());
         }
         match self.write_annotations(0, &[(RENEWALS, &renewals.to_string())]).await {
             Ok(_) => Ok(()),
             Err(ApiError::Conflict(_) | ApiError::NotFound(_)) => {
-                self.invalidate_after_conflict(0);
+                self.invalidate(0);
                 self.read_shard(0, &mut BTreeMap::new()).await
             }
             Err(error) => {
@@ -293,19 +307,29 @@ impl Journal {
         let target = self.shard_name(index);
         let collection = format!("/api/v1/namespaces/{}/configmaps", self.inner.namespace);
         let version = self.inner.state.lock().shards.get(index).and_then(|shard| shard.version);
-        let response = match version {
+        let sent = match version {
             Some(version) => {
                 let annotations: BTreeMap<_, _> = annotations.iter().copied().collect();
-                let metadata = json!({"resourceVersion": version.to_string(), "annotations": annotations});
+                // A person may have removed the label, by which other commands find the ConfigMap.
+                let metadata = json!({
+                    "resourceVersion": version.to_string(),
+                    "labels": {JOURNAL_LABEL: JOURNAL_LABEL_VALUE},
+                    "annotations": annotations,
+                });
                 let (path, body) = (format!("{collection}/{target}"), json!({"metadata": metadata}));
                 self.inner.writer.api().send_json_for_version(Method::PATCH, &path, &body, &target).await
             }
             None => {
-                let metadata = self.metadata(&target, annotations);
+                let annotations = annotations.iter().map(|(name, value)| (*name, (*value).to_owned()));
+                let metadata = self.metadata(&target, &annotations.collect());
                 let body = json!({"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata});
                 self.inner.writer.api().send_json_for_version(Method::POST, &collection, &body, &target).await
             }
-        }?;
+        };
+        if sent.as_ref().is_err_and(ApiError::is_outcome_unknown) {
+            self.note_unknown_write(index, std::iter::empty());
+        }
+        let response = sent?;
         self.set_written_version(index, response);
         Ok(response)
     }

@@ -58,11 +58,27 @@ pub(super) enum Ownership {
     Lost(Rival),
 }
 
-/// The process that has taken the journal.
+/// How a process lost its journal. A text with it continues with "of driver".
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, thiserror::Error)]
+pub enum JournalLoss {
+    /// The process with this name has taken the journal.
+    #[error("process {0} has taken the intent journal")]
+    Taken(String),
+    /// A ConfigMap has another epoch beside the name of this process.
+    #[error("another client has changed the epoch (from {own} to {}) of the intent journal", found.as_deref().unwrap_or("none"))]
+    EpochChanged {
+        /// The value of the annotation; `None` without one.
+        found: Option<String>,
+        /// The epoch that this process wrote.
+        own: u64,
+    },
+}
+
+/// The client that has taken the journal.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Rival {
-    /// Value of [`OWNER`], or a text with the epoch if only the epoch shows the take.
-    pub(super) owner: String,
+    /// How this process lost the journal.
+    pub(super) loss: JournalLoss,
     /// The value of this process, which the first ConfigMap has until the rival has completed its take.
     former: Option<String>,
     /// Versions of the ConfigMaps.
@@ -73,7 +89,7 @@ pub(super) struct Rival {
     unchanged_since: Option<Instant>,
 }
 
-/// What the annotations of a ConfigMap say of the owner.
+/// The owner and the epoch in the annotations of a ConfigMap.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct OwnerAnnotations<'a> {
     /// Value of [`OWNER`]; `None` if the ConfigMap or the annotation is missing.
@@ -83,9 +99,9 @@ pub(super) struct OwnerAnnotations<'a> {
 }
 
 impl Rival {
-    fn new(owner: String, former: Option<String>) -> Self {
+    fn new(loss: JournalLoss, former: Option<String>) -> Self {
         let versions = Versions::default();
-        Self { owner, former, versions, changed_at: Instant::now(), unchanged_since: None }
+        Self { loss, former, versions, changed_at: Instant::now(), unchanged_since: None }
     }
 
     /// Notes the version of a ConfigMap. A change shows that the rival works.
@@ -112,23 +128,22 @@ impl Ownership {
             Self::Unclaimed => false,
             Self::Owned { owner: own, epoch, since } => {
                 let is_old = since.get(shard).is_some_and(|since| version < *since);
-                let rival = match found.owner {
+                let loss = match found.owner {
                     _ if is_old => return false,
                     None if shard == 0 => {
                         *self = Self::Unclaimed;
                         return false;
                     }
                     None => return false,
-                    Some(owner) if owner != own => owner.to_owned(),
+                    Some(owner) if owner != own => JournalLoss::Taken(owner.to_owned()),
                     Some(_) if found.epoch.and_then(|text| text.parse().ok()) == Some(*epoch) => {
                         return false;
                     }
                     Some(_) => {
-                        let found = found.epoch.unwrap_or("none");
-                        format!("unknown (epoch {found:?} instead of {epoch})")
+                        JournalLoss::EpochChanged { found: found.epoch.map(str::to_owned), own: *epoch }
                     }
                 };
-                let mut rival = Rival::new(rival, Some(std::mem::take(own)));
+                let mut rival = Rival::new(loss, Some(std::mem::take(own)));
                 rival.observe_version(shard, version);
                 *self = Self::Lost(rival);
                 true
@@ -142,10 +157,13 @@ impl Ownership {
                         *self = Self::Unclaimed;
                         false
                     }
-                    Some(found) if rival.owner == found || rival.former.as_deref() == Some(found) => false,
+                    Some(found) if rival.former.as_deref() == Some(found) => false,
                     Some(found) => {
-                        *rival = Rival { owner: found.to_owned(), former: None, ..rival.clone() };
-                        rival.unchanged_since = None;
+                        let loss = JournalLoss::Taken(found.to_owned());
+                        if rival.loss == loss {
+                            return false;
+                        }
+                        *rival = Rival { loss, former: None, unchanged_since: None, ..rival.clone() };
                         true
                     }
                 }
@@ -170,10 +188,10 @@ impl Ownership {
         matches!(self, Self::Lost(rival) if now.duration_since(rival.changed_at) >= STANDSTILL)
     }
 
-    /// The rival's name, if the journal was lost.
-    pub(super) fn rival(&self) -> Option<&str> {
+    /// How the journal was lost, if it was.
+    pub(super) fn loss(&self) -> Option<&JournalLoss> {
         match self {
-            Self::Lost(rival) => Some(&rival.owner),
+            Self::Lost(rival) => Some(&rival.loss),
             Self::Unclaimed | Self::Owned { .. } => None,
         }
     }
@@ -188,6 +206,13 @@ mod tests {
 
     fn named(owner: &str) -> OwnerAnnotations<'_> {
         OwnerAnnotations { owner: Some(owner), epoch: Some("7") }
+    }
+
+    fn rival_of(ownership: &Ownership) -> Option<String> {
+        match ownership.loss()? {
+            JournalLoss::Taken(owner) => Some(owner.clone()),
+            other @ JournalLoss::EpochChanged { .. } => panic!("{other}"),
+        }
     }
 
     fn owned_by_me() -> Ownership {
@@ -209,7 +234,7 @@ mod tests {
                 taken.push(second);
             }
         }
-        (taken, ownership.rival().map(str::to_owned))
+        (taken, rival_of(&ownership))
     }
 
     #[test]
@@ -253,17 +278,18 @@ mod tests {
         assert!(!ownership.observe(3, named("other-1"), version(9)), "a read from before the own write");
         assert!(ownership.observe(3, named("other-1"), version(12)));
         assert!(!ownership.observe(0, named("me-1"), version(10)), "the take is not complete");
-        assert_eq!(ownership.rival(), Some("other-1"));
+        assert_eq!(rival_of(&ownership).as_deref(), Some("other-1"));
         assert!(!ownership.may_take_back(true, begin));
         assert!(!ownership.observe(5, named("older-1"), version(13)), "a change is no new rival");
         assert!(!ownership.may_take_back(true, begin + STANDSTILL), "the change was at this time");
         assert!(ownership.may_take_back(true, begin + STANDSTILL * 2));
         assert!(!ownership.observe(5, OwnerAnnotations::default(), version(14)));
         assert!(ownership.observe(0, named("third-1"), version(14)));
-        assert_eq!(ownership.rival(), Some("third-1"));
+        assert_eq!(rival_of(&ownership).as_deref(), Some("third-1"));
         assert!(!ownership.observe(0, OwnerAnnotations::default(), version(15)));
         assert_eq!(ownership, Ownership::Unclaimed);
     }
+
     #[test]
     fn another_epoch_beside_the_own_name_is_a_loss() {
         for (shard, epoch, at, is_lost) in [
@@ -278,8 +304,8 @@ mod tests {
             let mut ownership = owned_by_me();
             let found = OwnerAnnotations { owner: Some("me-1"), epoch };
             assert_eq!(ownership.observe(shard, found, version(at)), is_lost, "{shard} {epoch:?} {at}");
-            let expected = format!("unknown (epoch {:?} instead of 7)", epoch.unwrap_or("none"));
-            assert_eq!(ownership.rival(), is_lost.then_some(&*expected));
+            let expected = JournalLoss::EpochChanged { found: epoch.map(str::to_owned), own: 7 };
+            assert_eq!(ownership.loss(), is_lost.then_some(&expected));
             assert!(!ownership.observe(shard, found, version(at)), "it is reported once");
         }
     }

@@ -6,11 +6,11 @@ use std::collections::BTreeMap;
 use cofferdam_domain::DriverName;
 use tokio::sync::watch;
 
-use super::foreign_change::ForeignChange;
+use super::ownership::JournalLoss;
 use crate::events::{Event, EventSink, EventType, ObjectReference};
 
-/// Drivers whose journals other processes have taken from this one, with the names of these processes.
-pub type LostJournals = BTreeMap<DriverName, String>;
+/// Drivers whose journals this process has lost.
+pub type LostJournals = BTreeMap<DriverName, JournalLoss>;
 
 /// `reason` of the event of a loss.
 const TAKEN_REASON: &str = "IntentJournalTaken";
@@ -30,13 +30,13 @@ pub struct JournalReports {
 
 impl JournalReports {
     /// Sets or removes the driver's entry.
-    pub(super) fn set_owner(&self, driver: &DriverName, rival: Option<&str>) {
+    pub(super) fn set_loss(&self, driver: &DriverName, loss: Option<&JournalLoss>) {
         self.lost.send_if_modified(|lost| {
-            if lost.get(driver).map(String::as_str) == rival {
+            if lost.get(driver) == loss {
                 return false;
             }
-            match rival {
-                Some(rival) => lost.insert(driver.clone(), rival.to_owned()),
+            match loss {
+                Some(loss) => lost.insert(driver.clone(), loss.clone()),
                 None => lost.remove(driver),
             };
             true
@@ -44,26 +44,21 @@ impl JournalReports {
     }
 
     /// Emits the event of a loss on the ConfigMap that names the new owner.
-    pub(super) fn emit_loss(&self, config_map: ObjectReference, driver: &DriverName, rival: &str) {
+    pub(super) fn emit_loss(&self, config_map: ObjectReference, driver: &DriverName, loss: &JournalLoss) {
         self.events.publish(Event {
             involved_object: config_map,
             event_type: EventType::Warning,
             reason: TAKEN_REASON,
             note: format!(
-                "process {rival} has taken the intent journal of driver {driver}; the process that owned it \
+                "{loss} of driver {driver}; the process that owned it \
                  sends no CreateVolume request until the journal has not changed for a minute"
             ),
             component: self.component.clone(),
         });
     }
 
-    /// Emits the event of a change of intents by another client.
-    pub(super) fn emit_foreign_change(
-        &self,
-        config_map: ObjectReference,
-        driver: &DriverName,
-        change: &ForeignChange,
-    ) {
+    /// Emits the event of a change of intents by another client. `change` names the claims.
+    pub(super) fn emit_foreign_change(&self, config_map: ObjectReference, driver: &DriverName, change: &str) {
         self.events.publish(Event {
             involved_object: config_map,
             event_type: EventType::Warning,

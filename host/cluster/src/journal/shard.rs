@@ -1,8 +1,9 @@
 //! Reads of a journal's ConfigMaps (shards), and their merge into memory.
 
 use std::{
-    collections::{BTreeMap, HashMap},
+    collections::{BTreeMap, BTreeSet, HashMap},
     sync::Arc,
+    time::Duration,
 };
 
 use cofferdam_domain::{Uid, VolumeName, ids::ResourceVersion, names};
@@ -30,6 +31,9 @@ pub(super) const UNDECODABLE_INTENT: &str =
 
 /// Error for an intent without a ConfigMap of this version's format.
 pub(super) const OTHER_FORMAT: &str = "the journal's ConfigMaps have a format that this version cannot write";
+
+/// Time in which the API server may apply a write whose result is unknown: twice the timeout of a request.
+const LATE_WRITE_PERIOD: Duration = Duration::from_secs(60);
 
 /// An intent's entry in its ConfigMap, from a live read.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -70,7 +74,7 @@ impl Journal {
         let shard = self.inner.state.lock().intents.get(uid).map(|tracked| tracked.shard);
         let Some(index) = shard else { return Ok(None) };
         let Some(mut contents) = self.fetch_shard(index).await? else { return Ok(None) };
-        let config_map = self.reference(index, &contents);
+        let config_map = self.reference(index, contents.uid.clone(), contents.version);
         let confirmation = contents.annotations.remove(&names::confirm_no_volume(uid));
         Ok(Some(JournalEntry { config_map, confirmation }))
     }
@@ -146,18 +150,17 @@ impl Journal {
     /// Updates the ownership after a read of a ConfigMap, and logs a loss once. Returns true if the journal was
     /// lost.
     fn observe_owner(&self, index: usize, found: OwnerAnnotations<'_>, version: ResourceVersion) -> bool {
-        let (is_lost, rival) = {
+        let (is_lost, loss) = {
             let mut state = self.inner.state.lock();
             let is_lost = state.ownership.observe(index, found, version);
             state.is_rival_idle &= !is_lost;
-            (is_lost, state.ownership.rival().map(str::to_owned))
+            (is_lost, state.ownership.loss().cloned())
         };
-        if is_lost {
+        if let Some(loss) = loss.filter(|_| is_lost) {
             tracing::warn!(
-                driver = %self.inner.driver,
-                owner = rival,
-                "another process has taken the intent journal; this process sends no \
-                 CreateVolume request until the other one has changed nothing for a minute"
+                "{loss} of driver {}; this process sends no CreateVolume request until the journal has not \
+                 changed for a minute",
+                self.inner.driver
             );
         }
         self.report_ownership();
@@ -166,48 +169,44 @@ impl Journal {
 
     /// Emits the event of a loss on the ConfigMap that names the new owner.
     fn emit_loss(&self, index: usize, contents: &ShardContents) {
-        let config_map = self.reference(index, contents);
+        let config_map = self.reference(index, contents.uid.clone(), contents.version);
         let state = self.inner.state.lock();
-        if let (Some(reports), Some(rival)) = (&state.reports, state.ownership.rival()) {
-            reports.emit_loss(config_map, &self.inner.driver, rival);
+        if let (Some(reports), Some(loss)) = (&state.reports, state.ownership.loss()) {
+            reports.emit_loss(config_map, &self.inner.driver, loss);
         }
     }
 
     /// The ConfigMap as the object of events.
-    fn reference(&self, index: usize, contents: &ShardContents) -> ObjectReference {
+    fn reference(&self, index: usize, uid: Uid, resource_version: ResourceVersion) -> ObjectReference {
         ObjectReference {
             resource: CONFIG_MAP,
             namespace: self.inner.namespace.as_str().into(),
             name: self.shard_name(index).into(),
-            uid: contents.uid.clone(),
-            resource_version: contents.version,
+            uid,
+            resource_version,
         }
     }
 
     pub(super) fn report_ownership(&self) {
         let state = self.inner.state.lock();
-        let rival = state.ownership.rival().filter(|_| !state.is_rival_idle);
-        self.inner.metrics.set_journal_owned(&self.inner.driver, rival.is_none());
+        let loss = state.ownership.loss().filter(|_| !state.is_rival_idle);
+        self.inner.metrics.set_journal_owned(&self.inner.driver, loss.is_none());
         if let Some(reports) = &state.reports {
-            reports.set_owner(&self.inner.driver, rival);
+            reports.set_loss(&self.inner.driver, loss);
         }
     }
 
     /// Reads a shard. Intents with a removal in `batch` are ignored. A removal of another intent than the one
-    /// in the ConfigMap is dropped. After a conflict, reports a change that does not take the journal: only its
-    /// owner writes its ConfigMaps.
+    /// in the ConfigMap is dropped. The owner reports a change that does not take the journal: no other process
+    /// writes its ConfigMaps.
     pub(super) async fn read_shard(
         &self,
         index: usize,
         batch: &mut BTreeMap<Uid, ShardChange>,
     ) -> Result<(), ApiError> {
-        let has_foreign_change = {
-            let state = self.inner.state.lock();
-            matches!(state.ownership, Ownership::Owned { .. })
-                && state.shards.get(index).is_some_and(|shard| shard.has_conflict)
-        };
+        let was_owner = matches!(self.inner.state.lock().ownership, Ownership::Owned { .. });
         let contents = self.fetch_shard(index).await?;
-        if has_foreign_change && self.taken_by().is_none() {
+        if was_owner && self.loss().is_none() {
             self.report_foreign_change(index, contents.as_ref(), batch);
         }
         self.apply_shard(index, contents, batch);
@@ -220,22 +219,49 @@ impl Journal {
         contents: Option<&ShardContents>,
         batch: &BTreeMap<Uid, ShardChange>,
     ) {
-        let state = self.inner.state.lock();
-        let change = ForeignChange::find(&state, index, contents.map(|contents| &contents.data), batch);
-        let (driver, config_map) = (&self.inner.driver, self.shard_name(index));
-        let Some(contents) = contents else {
-            let note = "another client has deleted a ConfigMap of the intent journal";
-            tracing::warn!(%driver, config_map, %change, "{note}");
-            return;
+        let mut state = self.inner.state.lock();
+        let Some(shard) = state.shards.get(index) else { return };
+        let highest_version = shard.highest_version;
+        let own_writes = shard.unknown_writes.as_ref().filter(|(_, at)| at.elapsed() < LATE_WRITE_PERIOD);
+        let has_own_writes = own_writes.is_some();
+        let is_unchanged = match contents {
+            Some(contents) => contents.version <= highest_version,
+            // It has not been created yet.
+            None => highest_version == ResourceVersion::default(),
         };
+        if is_unchanged {
+            return;
+        }
+        let own_writes = own_writes.map(|(uids, _)| uids.clone()).unwrap_or_default();
+        let data = contents.map(|contents| &contents.data);
+        let change = ForeignChange::find(&mut state, index, data, batch, &own_writes);
+        let (driver, config_map) = (&self.inner.driver, self.shard_name(index));
         if change.is_empty() {
-            let note = "another client has changed metadata of a ConfigMap of the intent journal";
-            tracing::info!(%driver, config_map, "{note}");
+            if contents.is_none() {
+                tracing::warn!(%driver, config_map, "another client has deleted a ConfigMap of the intent journal");
+            } else if !has_own_writes {
+                tracing::info!(%driver, config_map, "another client has changed metadata of the intent journal");
+            }
             return;
         }
         tracing::warn!(%driver, config_map, %change, "another client has changed the intent journal");
         if let Some(reports) = &state.reports {
-            reports.emit_foreign_change(self.reference(index, contents), driver, &change);
+            // A ConfigMap that is gone has no uid any more.
+            let uid = contents.map(|contents| contents.uid.clone()).unwrap_or_else(|| "".into());
+            let version = contents.map_or(highest_version, |contents| contents.version);
+            reports.emit_foreign_change(self.reference(index, uid, version), driver, &change.to_string());
+        }
+    }
+
+    /// Notes that the API server may still apply a write of these claims' intents.
+    pub(super) fn note_unknown_write<'a>(&self, index: usize, uids: impl Iterator<Item = &'a Uid>) {
+        if let Some(shard) = self.inner.state.lock().shards.get_mut(index) {
+            let (known, at) = shard.unknown_writes.get_or_insert_with(|| (BTreeSet::new(), Instant::now()));
+            if at.elapsed() >= LATE_WRITE_PERIOD {
+                known.clear();
+            }
+            known.extend(uids.cloned());
+            *at = Instant::now();
         }
     }
 
@@ -251,7 +277,6 @@ impl Journal {
             if let Some(shard) = self.inner.state.lock().shards.get_mut(index) {
                 shard.version = None;
                 shard.config_map_missing = true;
-                shard.has_conflict = false;
                 shard.is_other_format = false;
             }
             return;
@@ -366,7 +391,6 @@ impl Journal {
             shard.version = Some(version);
             shard.highest_version = shard.highest_version.max(version);
             shard.config_map_missing = false;
-            shard.has_conflict = false;
         }
         for (size, intent) in intents {
             let uid = intent.claim_uid.clone();
@@ -394,6 +418,7 @@ impl Journal {
                 size,
                 durable: true,
                 recovered: true,
+                is_removal_reported: false,
             };
             state.intents.insert(uid.clone(), tracked);
             state.recovered.push(uid);
@@ -443,15 +468,6 @@ impl Journal {
         if let Some(shard) = self.inner.state.lock().shards.get_mut(index) {
             shard.version = None;
             shard.config_map_missing = false;
-            shard.has_conflict = false;
-        }
-    }
-
-    /// As [`Journal::invalidate`], because another client has changed the ConfigMap.
-    pub(super) fn invalidate_after_conflict(&self, index: usize) {
-        self.invalidate(index);
-        if let Some(shard) = self.inner.state.lock().shards.get_mut(index) {
-            shard.has_conflict = true;
         }
     }
 
@@ -475,12 +491,11 @@ impl Journal {
     }
 
     /// Metadata of a new ConfigMap.
-    pub(super) fn metadata(&self, name: &str, annotations: &[(&str, &str)]) -> Value {
-        let format = FORMAT.to_string();
-        let mut annotations: BTreeMap<_, _> = annotations.iter().copied().collect();
-        annotations.insert(FORMAT_ANNOTATION, &format);
+    pub(super) fn metadata(&self, name: &str, annotations: &BTreeMap<&str, String>) -> Value {
+        let mut annotations = annotations.clone();
+        annotations.insert(FORMAT_ANNOTATION, FORMAT.to_string());
         if let Some(node) = &self.inner.node {
-            annotations.insert(NODE_ANNOTATION, node.as_str());
+            annotations.insert(NODE_ANNOTATION, node.as_str().to_owned());
         }
         json!({
             "name": name,

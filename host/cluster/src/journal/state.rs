@@ -18,7 +18,7 @@ use super::{
     config_map::SHARD_COUNT,
     error::JournalError,
     intent::{Intent, MAX_SHARD_BYTES, MAX_SHARD_INTENTS},
-    ownership::Ownership,
+    ownership::{JournalLoss, Ownership},
     reports::JournalReports,
 };
 use crate::{metrics::Metrics, writer::Writer};
@@ -63,6 +63,8 @@ pub(super) struct TrackedIntent {
     /// True if a read returned the intent: another process may have written it and sent its request. Stays
     /// true when the intent is replaced.
     pub(super) recovered: bool,
+    /// True if a removal of the intent from its ConfigMap by another client was reported.
+    pub(super) is_removal_reported: bool,
 }
 
 impl TrackedIntent {
@@ -91,8 +93,9 @@ pub(super) struct Shard {
     pub(super) highest_version: ResourceVersion,
     /// True if a read returned that the ConfigMap does not exist.
     pub(super) config_map_missing: bool,
-    /// True if a write failed because the ConfigMap has changed since its last version, until the next read.
-    pub(super) has_conflict: bool,
+    /// Claim uids of the last writes whose results are unknown, and the time of the last one: the API server may
+    /// still apply them.
+    pub(super) unknown_writes: Option<(BTreeSet<Uid>, Instant)>,
     /// True if the ConfigMap has a format that this version does not know: it takes no new intent.
     pub(super) is_other_format: bool,
     /// Number of decodable intents, including those that are not yet durable.
@@ -130,7 +133,7 @@ pub(super) struct State {
     pub(super) worked_at: Option<Instant>,
     /// The longest back-off of a claim whose request failed.
     pub(super) retry_interval_max: Duration,
-    /// Receivers of reports of a loss.
+    /// Receivers of reports.
     pub(super) reports: Option<JournalReports>,
     /// Number of ConfigMaps that the first one announces.
     pub(super) announced_shards: usize,
@@ -285,9 +288,9 @@ impl Journal {
         self
     }
 
-    /// Name of the process that has taken the journal from this one, or `None`.
-    pub fn taken_by(&self) -> Option<String> {
-        self.inner.state.lock().ownership.rival().map(str::to_owned)
+    /// How this process lost the journal, or `None`.
+    pub fn loss(&self) -> Option<JournalLoss> {
+        self.inner.state.lock().ownership.loss().cloned()
     }
 
     /// The durable intent for the claim with this uid. `None` if there is none, or if it is not yet durable.

@@ -29,6 +29,8 @@ pub(crate) enum WriteFault {
     Refused(StatusCode),
     /// The request is forwarded. Returns 503.
     ResponseLost,
+    /// Returns 503 at once. The request is forwarded after this time.
+    Late(Duration),
 }
 
 /// A request for a list page, and its response.
@@ -135,6 +137,13 @@ impl tower::Service<Request<Body>> for FaultyApi {
                 }
                 Some(WriteFault::ResponseLost) => {
                     wire.api.oneshot(request).await?;
+                    Ok(error_response(StatusCode::SERVICE_UNAVAILABLE).map(http_body_util::Either::Right))
+                }
+                Some(WriteFault::Late(delay)) => {
+                    tokio::spawn(async move {
+                        tokio::time::sleep(delay).await;
+                        wire.api.oneshot(request).await
+                    });
                     Ok(error_response(StatusCode::SERVICE_UNAVAILABLE).map(http_body_util::Either::Right))
                 }
                 None => Ok(wire.api.oneshot(request).await?.map(http_body_util::Either::Left)),

@@ -3,7 +3,10 @@
 use std::{sync::Arc, time::Duration};
 
 use cofferdam_cluster::{
-    Intent, JournalError, journal::OWNER_CHECK_INTERVAL, observer::StepResult, queue::Action,
+    Intent, JournalError,
+    journal::{JournalLoss, OWNER_CHECK_INTERVAL},
+    observer::StepResult,
+    queue::Action,
 };
 use cofferdam_domain::{
     VolumeHandle,
@@ -43,8 +46,8 @@ impl Provisioner {
         elapsed: Option<Duration>,
     ) -> Action {
         let recorder = self.context.recorders.of_claim(&intent.claim);
-        if let JournalError::Taken(owner) = error {
-            self.emit_journal_taken(intent, owner);
+        if let JournalError::Lost(loss) = error {
+            self.emit_journal_lost(intent, loss);
             recorder.record(StepResult::Waiting, error.to_string(), elapsed);
             return Action::RequeueAfter(OWNER_CHECK_INTERVAL);
         }
@@ -53,13 +56,10 @@ impl Provisioner {
     }
 
     /// Emits an event on a claim that waits for another owner of the journal.
-    fn emit_journal_taken(&self, intent: &Intent, owner: &str) {
+    fn emit_journal_lost(&self, intent: &Intent, loss: &JournalLoss) {
         let Some(claim) = self.context.cache.claim_by_uid(&intent.claim_uid) else { return };
-        if self.journal_waits.record(&intent.claim_uid, owner) {
-            let text = format!(
-                "this process waits: process {owner} has taken the intent journal of driver {}",
-                intent.driver
-            );
+        if self.journal_waits.record(&intent.claim_uid, loss) {
+            let text = format!("this process waits: {loss} of driver {}", intent.driver);
             let event = EventSpec::normal("WaitingForJournal", text);
             self.context.events.emit(&*claim, &self.component_for(&claim), event);
         }
@@ -141,7 +141,7 @@ impl Provisioner {
         let retry_after = error.as_ref().and_then(|error| error.retry_after_ms).map(Duration::from_millis);
         let local_node = self.context.local_node.as_ref();
         // The process that has taken the journal may have sent the request, too.
-        let is_recovered = driver.journal.is_recovered(uid) || driver.journal.taken_by().is_some();
+        let is_recovered = driver.journal.is_recovered(uid) || driver.journal.loss().is_some();
         let verdict =
             rules::decide_after_create(&self.context.cache, local_node, request, is_recovered, response);
         let action = match verdict {

@@ -2,6 +2,7 @@
 
 use std::{collections::HashMap, time::Duration};
 
+use cofferdam_cluster::journal::JournalLoss;
 use cofferdam_domain::Uid;
 use parking_lot::Mutex;
 use tokio::time::Instant;
@@ -9,20 +10,20 @@ use tokio::time::Instant;
 /// Interval of the events of a claim. kube-apiserver keeps events for an hour by default.
 const EVENT_INTERVAL: Duration = Duration::from_secs(1800);
 
-/// Claims by uid, with the owner of the last event and its time. A claim is tried each
+/// Claims by uid, with the loss of the last event and its time. A claim is tried each
 /// [`OWNER_CHECK_INTERVAL`](cofferdam_cluster::journal::OWNER_CHECK_INTERVAL), which is too often for an event.
 #[derive(Debug, Default)]
-pub(super) struct JournalWaits(Mutex<HashMap<Uid, (String, Instant)>>);
+pub(super) struct JournalWaits(Mutex<HashMap<Uid, (JournalLoss, Instant)>>);
 
 impl JournalWaits {
-    /// Records that a claim waits for this owner. Returns true if its event is due.
-    pub(super) fn record(&self, claim: &Uid, owner: &str) -> bool {
+    /// Records that a claim waits because of this loss. Returns true if its event is due.
+    pub(super) fn record(&self, claim: &Uid, loss: &JournalLoss) -> bool {
         let mut claims = self.0.lock();
         let last = claims.get(claim);
-        if last.is_some_and(|(known, at)| known == owner && at.elapsed() < EVENT_INTERVAL) {
+        if last.is_some_and(|(known, at)| known == loss && at.elapsed() < EVENT_INTERVAL) {
             return false;
         }
-        claims.insert(claim.clone(), (owner.to_owned(), Instant::now()));
+        claims.insert(claim.clone(), (loss.clone(), Instant::now()));
         true
     }
 
@@ -39,12 +40,12 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn an_event_is_due_for_each_owner_and_each_half_hour() {
         let (waits, claim) = (JournalWaits::default(), Uid::from("a"));
-        assert!(waits.record(&claim, "p-1"));
-        assert!(!waits.record(&claim, "p-1"));
-        assert!(waits.record(&claim, "p-2"));
+        assert!(waits.record(&claim, &JournalLoss::Taken("p-1".to_owned())));
+        assert!(!waits.record(&claim, &JournalLoss::Taken("p-1".to_owned())));
+        assert!(waits.record(&claim, &JournalLoss::Taken("p-2".to_owned())));
         tokio::time::advance(EVENT_INTERVAL).await;
-        assert!(waits.record(&claim, "p-2"));
+        assert!(waits.record(&claim, &JournalLoss::Taken("p-2".to_owned())));
         waits.remove(&claim);
-        assert!(waits.record(&claim, "p-2"));
+        assert!(waits.record(&claim, &JournalLoss::Taken("p-2".to_owned())));
     }
 }

@@ -188,7 +188,7 @@ impl Provisioner {
         // `intent` may have one of two requests, or both.
         let Some(current) = driver.journal.get(&intent.claim_uid) else { return Ok(Arc::new(recorded)) };
         match driver.journal.replace(&current, recorded.clone()).await {
-            Err(JournalError::Taken(_)) => Ok(Arc::new(recorded)),
+            Err(JournalError::Lost(_)) => Ok(Arc::new(recorded)),
             written => written.map_err(|error| {
                 let text = format!("cannot delete the unneeded volume {handle}: {error}");
                 recorder.record(StepResult::Failed, text.clone(), Some(started.elapsed()));

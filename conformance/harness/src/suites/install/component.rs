@@ -22,7 +22,7 @@ const DRIVER: &str = "memory.cofferdam.dev";
 const CLAIMS: usize = 100;
 /// Maximum size in bytes of a volume on the node. The claims request 1 GiB.
 const MAX_TMPFS_BYTES: u64 = 1 << 30;
-/// Grace period of this pod, more than it takes to end.
+/// Grace period of the pod of [`start_pod`], longer than it takes to end.
 const USER_GRACE_SECONDS: u32 = 30;
 /// Text in the volume of the pod that runs all the time.
 const TEXT: &str = "written before the upgrade";
@@ -80,6 +80,9 @@ pub(super) async fn install(cluster: &Cluster<'_>) -> Result<()> {
             ensure!(text.contains(&expected), "helm uninstall: {text}: expected {expected:?}");
         }
     }
+    // Helm has noted the attempt; an upgrade needs the last revision.
+    helm.run(&["rollback", RELEASE, "3", "--namespace", NAMESPACE]).await?;
+    helm.run(&[&upgrade[..], &["--set", &format!("image.tag={}", VERSIONS[0])]].concat()).await?;
     drain_node(cluster).await.context("drained node")?;
     claims.delete(0..1 + 2 * CLAIMS).await?;
     cluster.wait_without_volumes(DRIVER).await?;
@@ -176,8 +179,9 @@ async fn drain_node(cluster: &Cluster<'_>) -> Result<()> {
         async || anyhow::Ok(drivers.get_opt(&name).await?.is_some_and(|pod| pod.metadata.uid == driver.uid));
     let mut waits = true;
     until("the pod with the volume has ended", TIMEOUT, async || {
+        let is_driver_there = is_there().await?;
         let user = users.get_opt("user").await?;
-        waits &= user.is_none() || is_there().await?;
+        waits &= user.is_none() || is_driver_there;
         ensure!(user.is_none(), "{:?}", user.and_then(|pod| pod.status).and_then(|status| status.phase));
         Ok(())
     })
@@ -192,7 +196,7 @@ async fn drain_node(cluster: &Cluster<'_>) -> Result<()> {
     cluster.wait_available(&[NODE_NAMESPACE], RELEASE).await
 }
 
-/// Starts a pod that writes to a volume and stays. It ends some seconds after it was told to.
+/// Starts a pod that writes to a volume and stays. After SIGTERM it runs for some seconds.
 async fn start_pod(cluster: &Cluster<'_>, claim: &str) -> Result<()> {
     let script = format!(
         "echo '{TEXT}' > {}/text; trap 'sleep 5; exit' TERM; while :; do sleep 3600 & wait; done",

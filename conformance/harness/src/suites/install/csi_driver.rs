@@ -85,10 +85,17 @@ pub(super) async fn install(cluster: &Cluster<'_>, node: &KubeletNode) -> Result
     cluster.wait_without_volumes(DRIVER).await?;
     let uninstall = ["uninstall", RELEASE, "--namespace", NAMESPACE];
     node.remove_image(cluster.run, &images::name(VERSIONS[0])).await?;
-    ensure!(
-        helm.run(&[&uninstall[..], &["--timeout", "5s"]].concat()).await.is_err(),
-        "the release was uninstalled without its check, whose image is gone"
-    );
+    let refused = async {
+        let error = helm.run(&[&uninstall[..], &["--timeout", "30s"]].concat()).await;
+        ensure!(error.is_err(), "the release was uninstalled without its check, whose image is gone");
+        Ok(())
+    };
+    let image_missing = until("the check waits for its image", TIMEOUT, async || {
+        let pods = cluster.describe_pods(NAMESPACE).await?;
+        ensure!(pods.contains("ErrImagePull") || pods.contains("ImagePullBackOff"), "{pods}");
+        Ok(())
+    });
+    tokio::try_join!(refused, image_missing)?;
     helm.run(&[&uninstall[..], &["--no-hooks"]].concat()).await?;
     cluster.ensure_nothing_left(RELEASE).await
 }
