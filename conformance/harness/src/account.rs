@@ -176,14 +176,26 @@ impl Kubectl {
     pub(crate) fn new(run: &SuiteRun, plane: &ControlPlane) -> Result<Self> {
         Ok(Self {
             program: run.peers().program("kubectl")?,
-            kubeconfig: format!("--kubeconfig={}", plane.kubeconfig(ApiUser::Admin)?.display()),
+            kubeconfig: plane.kubeconfig(ApiUser::Admin)?.display().to_string(),
             // The default cache directory is below the user's home directory.
             cache: format!("--cache-dir={}", run.scratch().join("kubectl").display()),
         })
     }
 
     pub(crate) async fn run(&self, arguments: &[&str]) -> Result<String> {
-        let arguments = [&[self.kubeconfig.as_str(), self.cache.as_str()], arguments].concat();
+        let kubeconfig = format!("--kubeconfig={}", self.kubeconfig);
+        let arguments = [&[kubeconfig.as_str(), self.cache.as_str()], arguments].concat();
         process::run_to_completion(&self.program, &arguments).await
+    }
+
+    /// Runs a plugin: kubectl finds the program `kubectl-NAME` in `directory`.
+    pub(crate) async fn run_plugin(&self, directory: &Path, arguments: &[&str]) -> Result<String> {
+        // kubectl takes no flags before the name of a plugin.
+        let variables = [format!("PATH={}", directory.display()), format!("KUBECONFIG={}", self.kubeconfig)];
+        let program = self.program.display().to_string();
+        let variables = variables.iter().map(String::as_str);
+        let command: Vec<&str> =
+            variables.chain([program.as_str()]).chain(arguments.iter().copied()).collect();
+        process::run_to_completion("env", &command).await
     }
 }

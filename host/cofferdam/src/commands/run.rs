@@ -35,6 +35,9 @@ use crate::{
     telemetry,
 };
 
+/// Minor version of the oldest Kubernetes 1 that is supported.
+const OLDEST_MINOR: u32 = 33;
+
 /// Runs until a signal or an error.
 ///
 /// # Errors
@@ -192,6 +195,33 @@ async fn run_roles(
     })
 }
 
+/// Logs an error, in the background, if the API server is older than the oldest version that is supported. There is
+/// no error if the version cannot be read.
+fn report_old_cluster(cluster: &ClusterConnection) {
+    let client = cluster.client.clone();
+    tokio::spawn(async move {
+        if let Ok(version) = client.apiserver_version().await
+            && is_too_old(&version.major, &version.minor)
+        {
+            tracing::error!(
+                "the API server has the version {}: expected Kubernetes 1.{OLDEST_MINOR} or later; what is missing \
+                 fails later, by its name",
+                version.git_version
+            );
+        }
+    });
+}
+
+/// Returns true for a version below the oldest one that is supported. Managed clusters have minor versions such as
+/// `33+`. An unknown form is not too old.
+fn is_too_old(major: &str, minor: &str) -> bool {
+    let minor = minor.trim_end_matches(|end: char| !end.is_ascii_digit());
+    match (major.parse::<u32>(), minor.parse::<u32>()) {
+        (Ok(major), Ok(minor)) => (major, minor) < (1, OLDEST_MINOR),
+        _ => false,
+    }
+}
+
 /// Warns, in the background, if the namespace of Cofferdam's own objects does not exist. There is no warning
 /// if the account may not read it, because no role needs that permission.
 fn warn_if_namespace_missing(cluster: &ClusterConnection) {
@@ -255,6 +285,7 @@ fn create_controller_manager(
     registry: &mut Registry,
 ) -> Result<Arc<ControllerManager>, CommandError> {
     warn_if_namespace_missing(&cluster);
+    report_old_cluster(&cluster);
     let roles = &configuration.role.cluster;
     tracing::info!(api = %cluster.url, namespace = %cluster.namespace, ?roles, "starting");
     let dependencies = Dependencies {

@@ -192,3 +192,19 @@ fn check_provisioner(settings: &ProvisionerSettings) {
     assert!(!topology && !volume_attributes_class && !immediate_topology);
     assert_eq!((*orphan_scan_interval, *stuck_after), (Some(minutes(14)), minutes(15)));
 }
+
+#[test]
+fn a_cluster_below_the_oldest_version_is_too_old() {
+    for (major, minor, expected) in [
+        ("1", "32", true),
+        ("1", "33", false),
+        ("1", "32+", true),
+        ("1", "33+", false),
+        ("1", "40", false),
+        ("2", "0", false),
+        ("", "", false),
+        ("1", "x", false),
+    ] {
+        assert_eq!(is_too_old(major, minor), expected, "{major}.{minor}");
+    }
+}

@@ -61,6 +61,14 @@ impl Tools {
     /// # Errors
     /// [`MounterSetupError::MissingTools`]
     pub(super) fn find(policy: &NodePolicy) -> std::result::Result<Self, MounterSetupError> {
+        Self::find_with(policy, Path::is_file)
+    }
+
+    /// As [`find`](Self::find), with a function that returns true for the files that exist.
+    fn find_with(
+        policy: &NodePolicy,
+        is_file: impl Fn(&Path) -> bool,
+    ) -> std::result::Result<Self, MounterSetupError> {
         let mut needed: Vec<Tool> = Vec::new();
         if policy.has_kind(ConnectionKind::Image) {
             needed.push(Tool::Losetup);
@@ -76,7 +84,7 @@ impl Tools {
         }
         let find_path = |tool: &Tool| {
             let paths = TOOL_DIRECTORIES.iter().map(|directory| Path::new(directory).join(tool.name()));
-            paths.into_iter().find(|path| path.is_file())
+            paths.into_iter().find(|path| is_file(path))
         };
         let missing: Vec<&str> =
             needed.iter().filter(|tool| find_path(tool).is_none()).map(|tool| tool.name()).collect();
@@ -125,5 +133,34 @@ impl Tools {
         }
         let outcome = output.exit_code.map_or("was killed".to_owned(), |code| format!("ended with {code}"));
         Err(MounterError::Failed(format!("{} {outcome}: {}", tool.name(), output.stderr)))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn programs_that_the_policy_needs_and_the_node_lacks_are_named() {
+        let policy = |kinds: &[ConnectionKind]| NodePolicy {
+            connection_kinds: kinds.iter().copied().collect(),
+            filesystems: [Filesystem::Ext4, Filesystem::Xfs].into(),
+            ..NodePolicy::default()
+        };
+        let missing = |kinds: &[ConnectionKind], present: &[&str]| {
+            let is_file = |path: &Path| present.iter().any(|present| path == Path::new(present));
+            Tools::find_with(&policy(kinds), is_file).map(drop).map_err(|error| error.to_string())
+        };
+        assert_eq!(missing(&[ConnectionKind::Directory, ConnectionKind::Tmpfs], &[]), Ok(()));
+        let present =
+            ["/usr/sbin/losetup", "/sbin/blkid", "/usr/bin/mkfs.ext4", "/sbin/e2fsck", "/bin/resize2fs"];
+        assert_eq!(
+            missing(&[ConnectionKind::Image], &present).unwrap_err(),
+            "the policy needs programs that are not in /usr/sbin, /sbin, /usr/bin, /bin: mkfs.xfs, xfs_growfs"
+        );
+        let present = [&present[1..], &["/sbin/mkfs.xfs", "/sbin/xfs_growfs"]].concat();
+        assert_eq!(missing(&[ConnectionKind::LocalDevice], &present), Ok(()));
+        let error = missing(&[ConnectionKind::Image], &present).unwrap_err();
+        assert!(error.ends_with(": losetup"), "{error}");
     }
 }

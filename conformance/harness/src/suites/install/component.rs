@@ -52,6 +52,7 @@ pub(super) async fn install(cluster: &Cluster<'_>) -> Result<()> {
     let claims = Claims::with_class(cluster.client(), USERS, "memory").await?;
     claims.create(0..1).await?;
     start_pod(cluster, "claim-0").await?;
+    ensure_kubectl_plugin(cluster).await?;
 
     let tag = format!("image.tag={}", VERSIONS[1]);
     let upgrade = [&["upgrade", RELEASE, "CHART"], release.as_slice(), &["--set", &tag]].concat();
@@ -144,6 +145,21 @@ async fn create_state_volume(cluster: &Cluster<'_>) -> Result<()> {
     let file = cluster.run.directory().join("state-volume.json");
     std::fs::write(&file, json!({"apiVersion": "v1", "kind": "List", "items": objects}).to_string())?;
     cluster.kubectl.run(&["create", "--filename", &file.display().to_string()]).await?;
+    Ok(())
+}
+
+/// Checks that kubectl runs the program as its plugin.
+async fn ensure_kubectl_plugin(cluster: &Cluster<'_>) -> Result<()> {
+    let directory = cluster.run.scratch().join("plugins");
+    std::fs::create_dir_all(&directory)?;
+    std::os::unix::fs::symlink(cluster.run.program(), directory.join("kubectl-cofferdam"))?;
+    let status = ["cofferdam", "status", "--driver", DRIVER, "--namespace", NAMESPACE];
+    let output = cluster.kubectl.run_plugin(&directory, &status).await?;
+    ensure!(
+        output.starts_with(DRIVER) && output.contains("1 bound"),
+        "kubectl {}: {output}",
+        status.join(" ")
+    );
     Ok(())
 }
 

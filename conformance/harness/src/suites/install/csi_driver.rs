@@ -22,7 +22,7 @@ use crate::{
     claims::Claims,
     class_secret::{CONTROLLER_METHODS, ClassSecret, NODE_METHODS},
     node::KubeletNode,
-    pod,
+    pod, process,
     wait::until,
 };
 
@@ -47,8 +47,10 @@ pub(super) async fn install(cluster: &Cluster<'_>, node: &KubeletNode) -> Result
     let values = write_values(cluster.run, "csi-driver-values", &values(cluster, &secret)?)?;
     let taint = format!("{DRIVER}/agent-not-ready=:NoExecute");
     cluster.kubectl.run(&["taint", "node", NODE, &taint]).await?;
+    apply_policy(cluster).await?;
     let started = tokio::time::Instant::now();
-    helm.run(&["install", RELEASE, "CHART", "--namespace", NAMESPACE, "--values", &values]).await?;
+    let release = ["--namespace", NAMESPACE, "--values", &values, "--take-ownership"];
+    helm.run(&[&["install", RELEASE, "CHART"], release.as_slice()].concat()).await?;
     cluster.wait_available(&[NAMESPACE, NODE_NAMESPACE], RELEASE).await?;
     cluster.run.add_note(&format!("a CSI driver is ready after {:.1} s", started.elapsed().as_secs_f64()))?;
     until("the start-up taint is removed", TIMEOUT, async || {
@@ -98,6 +100,19 @@ pub(super) async fn install(cluster: &Cluster<'_>, node: &KubeletNode) -> Result
     tokio::try_join!(refused, image_missing)?;
     helm.run(&[&uninstall[..], &["--no-hooks"]].concat()).await?;
     cluster.ensure_nothing_left(RELEASE).await
+}
+
+/// Applies the policy of the role `startup-taint` before the rights that it restricts, which the chart creates.
+async fn apply_policy(cluster: &Cluster<'_>) -> Result<()> {
+    let account = format!("{RELEASE}-controller");
+    let render = ["render", "admission-policy", "--policy", "startup-taint", "--driver", DRIVER];
+    let flags = ["--namespace", NAMESPACE, "--service-account", &account];
+    let policy =
+        process::run_to_completion(cluster.run.program(), &[render.as_slice(), &flags].concat()).await?;
+    let file = cluster.run.directory().join("policy.yaml");
+    std::fs::write(&file, policy)?;
+    cluster.kubectl.run(&["apply", "--filename", &file.display().to_string()]).await?;
+    Ok(())
 }
 
 /// Replaces the image of the controller as the page prints it.

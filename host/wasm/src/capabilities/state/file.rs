@@ -9,18 +9,20 @@ use std::{
     ops::Bound::{Excluded, Included, Unbounded},
     os::unix::fs::OpenOptionsExt as _,
     path::{Path, PathBuf},
-    sync::{Mutex, PoisonError},
+    sync::{Mutex, PoisonError, RwLock},
 };
 
 use redb::{
-    Builder, Database, DatabaseError, ReadableDatabase as _, ReadableTable as _, ReadableTableMetadata as _,
-    TableDefinition, backends::FileBackend,
+    Builder, Database, DatabaseError, ReadOnlyTable, ReadableDatabase as _, ReadableTable as _,
+    ReadableTableMetadata as _, TableDefinition,
 };
 use rustix::fs::{CWD, RenameFlags, renameat_with};
 
 use super::rules::{
     ExistingEntry, PageBuilder, StateCommitError, check_limit, cost, key_of, size_after_change,
 };
+#[cfg(test)]
+use super::tests::new_backend;
 use crate::{
     bindings::cofferdam::storage::state::{Change, Entry, Page, Put, Remove, StateError},
     capabilities::lock_file::{LockFile, LockFileError},
@@ -111,7 +113,10 @@ pub enum StateFileError {
 #[derive(Debug)]
 pub(super) struct FileBlobs {
     limit: usize,
-    database: Database,
+    path: PathBuf,
+    /// `None` after a failure, until the file is opened again: after a failed write, such as to a full disk, redb
+    /// rejects every further access.
+    database: RwLock<Option<Database>>,
     /// Number of entries and their bytes after the last commit; readable without disk access.
     usage: Mutex<(usize, usize)>,
     /// One commit at a time, so that `usage` follows the database.
@@ -138,7 +143,8 @@ impl FileBlobs {
         let (entries, bytes) = check_format(&database)?;
         Ok(Self {
             limit,
-            database,
+            path,
+            database: RwLock::new(Some(database)),
             usage: Mutex::new((entries, bytes)),
             write_lock: Mutex::default(),
             _lock_file: ownership,
@@ -150,36 +156,74 @@ impl FileBlobs {
     }
 
     pub(super) fn keys(&self) -> Result<Vec<String>, StateError> {
-        let entries = self
-            .database
-            .begin_read()
-            .map_err(unavailable)?
-            .open_table(ENTRIES_TABLE)
-            .map_err(unavailable)?;
-        let entries = entries.range::<&str>(..).map_err(unavailable)?;
-        entries.map(|entry| Ok(entry.map_err(unavailable)?.0.value().to_owned())).collect()
+        self.read(|entries| {
+            let entries = entries.range::<&str>(..).map_err(unavailable)?;
+            entries.map(|entry| Ok(entry.map_err(unavailable)?.0.value().to_owned())).collect()
+        })
     }
 
     pub(super) fn get(&self, key: &str) -> Result<Option<Entry>, StateError> {
-        let entries = self
-            .database
-            .begin_read()
-            .map_err(unavailable)?
-            .open_table(ENTRIES_TABLE)
-            .map_err(unavailable)?;
-        let found = entries.get(key).map_err(unavailable)?;
-        Ok(found.map(|found| {
-            let (version, value) = found.value();
-            Entry { value: value.to_vec(), version }
-        }))
+        self.read(|entries| {
+            let found = entries.get(key).map_err(unavailable)?;
+            Ok(found.map(|found| {
+                let (version, value) = found.value();
+                Entry { value: value.to_vec(), version }
+            }))
+        })
+    }
+
+    /// Reads the entries.
+    fn read<T>(
+        &self,
+        read: impl FnOnce(&ReadOnlyTable<&'static str, (u64, &'static [u8])>) -> Result<T, StateError>,
+    ) -> Result<T, StateError> {
+        self.with_database(|database| {
+            let transaction = database.begin_read().map_err(unavailable)?;
+            read(&transaction.open_table(ENTRIES_TABLE).map_err(unavailable)?)
+        })
+    }
+
+    /// Calls `access` with the database, which is opened again after an error of it.
+    fn with_database<T, E: MayBeUnavailable>(
+        &self,
+        access: impl FnOnce(&Database) -> Result<T, E>,
+    ) -> Result<T, E> {
+        self.reopen()?;
+        let result = match &*self.database.read().unwrap_or_else(PoisonError::into_inner) {
+            Some(database) => access(database),
+            None => Err(StateError::Unavailable("another call has failed".to_owned()).into()),
+        };
+        if result.as_ref().is_err_and(E::is_unavailable) {
+            *self.database.write().unwrap_or_else(PoisonError::into_inner) = None;
+        }
+        result
+    }
+
+    /// Opens the file again, if an access has failed.
+    fn reopen(&self) -> Result<(), StateError> {
+        if self.database.read().unwrap_or_else(PoisonError::into_inner).is_some() {
+            return Ok(());
+        }
+        let mut database = self.database.write().unwrap_or_else(PoisonError::into_inner);
+        if database.is_none() {
+            let opened = open_database(&self.path).and_then(|opened| Ok((check_format(&opened)?, opened)));
+            let (usage, opened) =
+                opened.map_err(|error| StateError::Unavailable(format!("the file {error}")))?;
+            *self.usage.lock().unwrap_or_else(PoisonError::into_inner) = usage;
+            *database = Some(opened);
+        }
+        Ok(())
     }
 
     pub(super) fn commit(&self, changes: &[Change]) -> Result<u64, StateCommitError> {
         let _writing = self.write_lock.lock().unwrap_or_else(PoisonError::into_inner);
-        let transaction = self.database.begin_write().map_err(unavailable)?;
-        let (version, usage) = apply_changes(&transaction, changes, self.limit)?;
-        // Until now the file is unchanged; from now on the result is unknown until the commit succeeds.
-        transaction.commit().map_err(|error| StateCommitError::Unknown(error.to_string()))?;
+        let (version, usage) = self.with_database(|database| {
+            let transaction = database.begin_write().map_err(unavailable)?;
+            let applied = apply_changes(&transaction, changes, self.limit)?;
+            // Until now the file is unchanged; from now on the result is unknown until the commit succeeds.
+            transaction.commit().map_err(|error| StateCommitError::Unknown(error.to_string()))?;
+            Ok::<_, StateCommitError>(applied)
+        })?;
         *self.usage.lock().unwrap_or_else(PoisonError::into_inner) = usage;
         Ok(version)
     }
@@ -190,21 +234,38 @@ impl FileBlobs {
         after: Option<&str>,
         mut pager: PageBuilder,
     ) -> Result<Page, StateError> {
-        let entries = self
-            .database
-            .begin_read()
-            .map_err(unavailable)?
-            .open_table(ENTRIES_TABLE)
-            .map_err(unavailable)?;
-        let start = after.map_or(Included(prefix), Excluded);
-        for entry in entries.range::<&str>((start, Unbounded)).map_err(unavailable)? {
-            let (key, blob) = entry.map_err(unavailable)?;
-            let (version, value) = blob.value();
-            if !key.value().starts_with(prefix) || !pager.try_push(key.value(), value, version) {
-                break;
+        self.read(|entries| {
+            let start = after.map_or(Included(prefix), Excluded);
+            for entry in entries.range::<&str>((start, Unbounded)).map_err(unavailable)? {
+                let (key, blob) = entry.map_err(unavailable)?;
+                let (version, value) = blob.value();
+                if !key.value().starts_with(prefix) || !pager.try_push(key.value(), value, version) {
+                    break;
+                }
             }
+            Ok(pager.page)
+        })
+    }
+}
+
+/// Errors that may be those of the database.
+trait MayBeUnavailable: From<StateError> {
+    /// Returns true if the database has failed.
+    fn is_unavailable(&self) -> bool;
+}
+
+impl MayBeUnavailable for StateError {
+    fn is_unavailable(&self) -> bool {
+        matches!(self, Self::Unavailable(_))
+    }
+}
+
+impl MayBeUnavailable for StateCommitError {
+    fn is_unavailable(&self) -> bool {
+        match self {
+            Self::Rejected(error) => error.is_unavailable(),
+            Self::Unknown(_) => true,
         }
-        Ok(pager.page)
     }
 }
 
@@ -324,7 +385,12 @@ fn open_database(path: &Path) -> Result<Database, StateFileError> {
 fn open_file(file: fs::File) -> Result<Database, DatabaseError> {
     let mut builder = Builder::new();
     builder.set_cache_size(CACHE_BYTES).set_check_integrity_on_open(true);
-    builder.create_with_backend(FileBackend::new(file)?)
+    builder.create_with_backend(new_backend(file)?)
+}
+
+#[cfg(not(test))]
+fn new_backend(file: fs::File) -> Result<redb::backends::FileBackend, DatabaseError> {
+    redb::backends::FileBackend::new(file)
 }
 
 /// Checks that a database is a state file. Returns the number and the size of its entries.

@@ -1,6 +1,9 @@
 //! Rules of both stores, in memory and in a file: commits are atomic, a change fails unless its precondition
 //! holds (the entry is absent, or has the version that the change names), and all sizes are bounded.
 
+use std::{cell::Cell, fs::File, io, ops::Bound as RangeBound};
+
+use redb::{BackendError, DatabaseError, StorageBackend, backends::FileBackend};
 use tempfile::TempDir;
 
 use super::{rules::*, *};
@@ -113,4 +116,100 @@ fn scan_returns_consecutive_pages() {
         let page = store.scan("big/", None, u32::MAX).unwrap();
         assert!(page.more && page.entries.len() < 20, "{name}");
     }
+}
+
+thread_local! {
+    /// True while the disk is full.
+    static IS_DISK_FULL: Cell<bool> = const { Cell::new(false) };
+}
+
+/// A file on a disk that can be full.
+#[derive(Debug)]
+pub(super) struct FullableFile(FileBackend);
+
+pub(super) fn new_backend(file: File) -> Result<FullableFile, DatabaseError> {
+    FileBackend::new(file).map(FullableFile)
+}
+
+impl StorageBackend for FullableFile {
+    fn len(&self) -> io::Result<u64> {
+        self.0.len()
+    }
+
+    fn read(&self, offset: u64, out: &mut [u8]) -> io::Result<()> {
+        self.0.read(offset, out)
+    }
+
+    fn set_len(&self, len: u64) -> io::Result<()> {
+        self.0.set_len(len)
+    }
+
+    fn sync_data(&self) -> io::Result<()> {
+        self.0.sync_data()
+    }
+
+    fn write(&self, offset: u64, data: &[u8]) -> io::Result<()> {
+        match IS_DISK_FULL.get() {
+            true => Err(io::ErrorKind::StorageFull.into()),
+            false => self.0.write(offset, data),
+        }
+    }
+
+    fn close(&self) -> io::Result<()> {
+        self.0.close()
+    }
+
+    fn try_lock_range(&self, start: RangeBound<u64>, end: RangeBound<u64>) -> Result<bool, BackendError> {
+        self.0.try_lock_range(start, end)
+    }
+
+    fn try_lock_shared_range(
+        &self,
+        start: RangeBound<u64>,
+        end: RangeBound<u64>,
+    ) -> Result<bool, BackendError> {
+        self.0.try_lock_shared_range(start, end)
+    }
+
+    fn lock_range(&self, start: RangeBound<u64>, end: RangeBound<u64>) -> Result<(), BackendError> {
+        self.0.lock_range(start, end)
+    }
+
+    fn lock_shared_range(&self, start: RangeBound<u64>, end: RangeBound<u64>) -> Result<(), BackendError> {
+        self.0.lock_shared_range(start, end)
+    }
+
+    fn unlock_range(&self, start: RangeBound<u64>, end: RangeBound<u64>) -> Result<(), BackendError> {
+        self.0.unlock_range(start, end)
+    }
+
+    fn query_lock_range(&self, start: RangeBound<u64>, end: RangeBound<u64>) -> Result<bool, BackendError> {
+        self.0.query_lock_range(start, end)
+    }
+}
+
+/// redb rejects every access after a failed write.
+#[test]
+fn a_file_is_used_again_when_the_disk_has_space() {
+    let directory = tempfile::tempdir().unwrap();
+    let config = StateConfig { file: Some(directory.path().join("state.redb")) };
+    let store = StateStore::open(&config, 1 << 20).unwrap();
+    let first = commit(&store, vec![put("a", b"1", Precondition::Absent)]).unwrap();
+    let usage = store.usage();
+    IS_DISK_FULL.set(true);
+    for _ in 0..2 {
+        let error = store.commit(vec![put("b", &[0; 60_000], Precondition::Absent)]).unwrap_err();
+        let text = match error {
+            StateCommitError::Unknown(text) | StateCommitError::Rejected(StateError::Unavailable(text)) => {
+                text
+            }
+            StateCommitError::Rejected(other) => panic!("{other:?}"),
+        };
+        assert!(!text.is_empty());
+    }
+    IS_DISK_FULL.set(false);
+    assert_eq!(read(&store, "a"), Some((b"1".to_vec(), first)));
+    assert_eq!(store.usage(), usage);
+    let second = commit(&store, vec![put("b", b"2", Precondition::Absent)]).unwrap();
+    assert_eq!(read(&store, "b"), Some((b"2".to_vec(), second)));
 }
