@@ -158,6 +158,11 @@ dict "context" "plan" "withDriver".
     {{- with .csi.env }}
     {{- toYaml . | nindent 4 }}
     {{- end }}
+  {{- with .csi.metricsPort }}
+  ports:
+    - name: driver-metrics
+      containerPort: {{ int . }}
+  {{- end }}
   {{- with .livenessPort }}
   {{- include "cofferdam.livenessProbe" (dict "port" (int .)) | nindent 2 }}
   {{- end }}
