@@ -134,8 +134,12 @@ fn policy_fields() -> Vec<String> {
 
 /// The schema of a setting's value. The templates refuse settings that the chart sets, with the value that
 /// replaces them.
+/// Pattern of durations, as Go's `time.ParseDuration` takes them.
+const DURATION: &str = r"^\+?(([0-9]+(\.[0-9]*)?|\.[0-9]+)(ns|us|µs|μs|ms|s|m|h))+$";
+
 fn setting_schema(setting: &Setting) -> Value {
     let mut schema = match setting.kind {
+        ValueKind::Text("DURATION") => json!({"type": "string", "pattern": DURATION}),
         ValueKind::Text(_) => json!({"type": "string"}),
         ValueKind::Number(_) => json!({"type": "integer"}),
         ValueKind::Bool => json!({"type": "boolean"}),
