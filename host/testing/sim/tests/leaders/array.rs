@@ -3,10 +3,7 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet},
-    sync::{
-        Arc,
-        atomic::{AtomicBool, Ordering},
-    },
+    sync::{Arc, OnceLock},
     time::Duration,
 };
 
@@ -98,8 +95,8 @@ struct RunningCall {
     volume: String,
     text: String,
     began_at: Duration,
-    /// The process has dropped the call, or is dead.
-    is_abandoned: Arc<AtomicBool>,
+    /// Time at which the process has dropped the call, or has died.
+    abandoned_at: Arc<OnceLock<Duration>>,
 }
 
 /// The state of the array.
@@ -184,12 +181,15 @@ impl Array {
     }
 }
 
-/// Set when the process drops its call, or dies.
-struct AbandonGuard(Arc<AtomicBool>);
+/// Notes the time at which the process drops its call, or dies.
+struct AbandonGuard {
+    world: Arc<World>,
+    abandoned_at: Arc<OnceLock<Duration>>,
+}
 
 impl Drop for AbandonGuard {
     fn drop(&mut self) {
-        self.0.store(true, Ordering::SeqCst);
+        let _ = self.abandoned_at.set(self.world.now());
     }
 }
 
@@ -246,8 +246,8 @@ impl Driver {
         if let Operation::Create(request) = &operation {
             self.check_journal(request);
         }
-        let is_abandoned = Arc::new(AtomicBool::new(false));
-        let _guard = AbandonGuard(Arc::clone(&is_abandoned));
+        let abandoned_at = Arc::new(OnceLock::new());
+        let _guard = AbandonGuard { world: Arc::clone(world), abandoned_at: Arc::clone(&abandoned_at) };
         let (reply, response) = oneshot::channel();
         let (id, found, is_locked) = {
             let mut state = world.lock();
@@ -256,11 +256,13 @@ impl Driver {
             let mut found = Vec::new();
             let mut is_locked = false;
             for other in others {
-                let is_over = other.is_abandoned.load(Ordering::SeqCst);
-                is_locked |= is_over || other.process != process;
+                let abandoned_at = other.abandoned_at.get();
+                is_locked |= abandoned_at.is_some() || other.process != process;
+                // The array may still work on a long call of a term that ended long ago.
+                let is_long_over = abandoned_at.is_some_and(|at| world.now() >= *at + MAX_SLOW_CALL_TIME);
                 let record = &state.processes[&other.process];
                 let was_stopped = record.stopped_at.is_some_and(|stopped| stopped >= other.began_at);
-                if other.process != process && !record.is_dead && !was_stopped {
+                if other.process != process && !record.is_dead && !was_stopped && !is_long_over {
                     let (of, other) = (other.process, &other.text);
                     found.push(format!("two calls: process {process} begins {text} during {other} of {of}"));
                 }
@@ -269,7 +271,7 @@ impl Driver {
             state.array.next_call += 1;
             if !is_locked {
                 let began_at = world.now();
-                let call = RunningCall { process, volume, text, began_at, is_abandoned };
+                let call = RunningCall { process, volume, text, began_at, abandoned_at };
                 state.array.running.insert(id, call);
             }
             (id, found, is_locked)

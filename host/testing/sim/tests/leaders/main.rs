@@ -9,7 +9,8 @@
 //! - *one actor for each epoch*: a process begins an effect (a write to the API server, a driver call) only
 //!   while it holds all Leases at the API server, and between two changes of a holder only one process does;
 //!   no process begins a driver call for a volume while one of another process is under way, unless that
-//!   process was killed, stopped or suspended meanwhile;
+//!   process was killed, stopped or suspended meanwhile, or has dropped the call, at the end of its term,
+//!   longer ago than a slow change of a publication takes;
 //! - *nothing begins after the end*: no effect begins later than the renew deadline, counted on the boot clock
 //!   of the process from the begin of its last successful attempt to renew;
 //! - *no volume without an owner*: a CreateVolume request is in the journal before the array sees it. At the
