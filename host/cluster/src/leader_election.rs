@@ -56,6 +56,8 @@ const EVENT_TIMEOUT: Duration = Duration::from_secs(2);
 /// Longest period between two attempts to renew after a failure, and, before its extension, to acquire while the
 /// API server is unavailable. client-go waits for the retry period; here work resumes soon after an outage.
 const FAILURE_RETRY_PERIOD: Duration = Duration::from_secs(1);
+/// Period in which a leader that waits compares its clocks, and the shortest suspension that ends the wait.
+const SUSPENSION_CHECK_PERIOD: Duration = Duration::from_secs(1);
 /// Resolution of the times of a Lease.
 const MICROSECOND: SignedDuration = SignedDuration::from_micros(1);
 /// A clock that is behind the last write by less than this stands still. One that is farther behind was set.
@@ -540,7 +542,7 @@ impl LeaderElector {
         let mut renewed_at = self.health.0.lock().map_or_else(Instant::now, |term| term.renewed_at);
         loop {
             // After a late response the next renewal is due at once.
-            sleep_until(renewed_at + self.candidate.durations.retry_period).await;
+            self.sleep_awake_until(renewed_at + self.candidate.durations.retry_period).await;
             let deadline = renewed_at + self.candidate.durations.renew_deadline;
             let mut problem = "no attempt: the process or the machine was suspended".to_owned();
             loop {
@@ -575,6 +577,19 @@ impl LeaderElector {
                 // renewal, and less than a retry period may be left.
                 let retry_period = self.candidate.durations.retry_period.min(FAILURE_RETRY_PERIOD);
                 sleep_until((Instant::now() + retry_period).min(deadline)).await;
+            }
+        }
+    }
+
+    /// Sleeps until this time, at most [`SUSPENSION_CHECK_PERIOD`] after the machine was suspended: timers do not
+    /// count its suspension, and the term does.
+    async fn sleep_awake_until(&self, until: Instant) {
+        let (begin, boot_begin) = (Instant::now(), (self.boot_clock)());
+        while Instant::now() < until {
+            sleep_until(until.min(Instant::now() + SUSPENSION_CHECK_PERIOD)).await;
+            let since_begin = (self.boot_clock)().saturating_sub(boot_begin);
+            if since_begin.saturating_sub(begin.elapsed()) >= SUSPENSION_CHECK_PERIOD {
+                return;
             }
         }
     }

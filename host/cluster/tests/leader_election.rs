@@ -666,3 +666,29 @@ async fn a_term_ends_while_the_machine_is_suspended() {
     let (lost, _) = renewing.await.unwrap();
     assert!(matches!(lost, LeaseLost::NotRenewed { .. }), "{lost}");
 }
+
+/// Its calls are dropped when it notices the end of its term, and its timers have not counted the suspension.
+#[tokio::test(start_paused = true)]
+async fn a_leader_renews_or_ends_its_term_soon_after_a_suspension() {
+    for (suspended, is_lost) in [(7, false), (60, true)] {
+        let api = api_with_namespace().await;
+        let (started, suspension) = (Instant::now(), Arc::new(AtomicU64::new(0)));
+        let boot_clock: BootClock = Arc::new({
+            let suspension = Arc::clone(&suspension);
+            move || started.elapsed() + Duration::from_secs(suspension.load(Ordering::SeqCst))
+        });
+        let mut leader = elector(&FaultyApi::new(&api), "leader").with_boot_clock(boot_clock);
+        leader.acquire().await.unwrap();
+        let term = leader.term();
+        let renewing = tokio::spawn(async move { leader.renew().await });
+        sleep(Duration::from_millis(500)).await;
+        suspension.store(suspended, Ordering::SeqCst);
+        sleep(Duration::from_millis(1_100)).await;
+        assert_eq!(renewing.is_finished(), is_lost, "{suspended} s");
+        if !is_lost {
+            suspension.fetch_add(8, Ordering::SeqCst);
+            assert!(term.permit().is_ok(), "it has renewed");
+        }
+        renewing.abort();
+    }
+}
