@@ -18,11 +18,11 @@ use redb::{
 };
 use rustix::fs::{CWD, RenameFlags, renameat_with};
 
+#[cfg(test)]
+use super::full_disk::new_backend;
 use super::rules::{
     ExistingEntry, PageBuilder, StateCommitError, check_limit, cost, key_of, size_after_change,
 };
-#[cfg(test)]
-use super::tests::new_backend;
 use crate::{
     bindings::cofferdam::storage::state::{Change, Entry, Page, Put, Remove, StateError},
     capabilities::lock_file::{LockFile, LockFileError},

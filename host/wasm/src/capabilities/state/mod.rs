@@ -3,6 +3,8 @@
 //! [`memory`] and [`file`](mod@file) store the entries, by the same [`rules`].
 
 pub(crate) mod file;
+#[cfg(test)]
+mod full_disk;
 mod memory;
 mod rules;
 
