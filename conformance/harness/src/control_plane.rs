@@ -483,8 +483,8 @@ fn apiserver_command(
     let mut spec = CommandSpec::new("kube-apiserver", run.peers().program("kube-apiserver")?)
         .arg(format_args!("--etcd-servers=http://127.0.0.1:{etcd_port}"))
         .arg(format_args!("--secure-port={port}"))
-        // The Service `kubernetes` is not used: there is no kube-proxy, and its endpoint must not be a loopback
-        // address.
+        // The Service `kubernetes` is not used: there is no kube-proxy, and its endpoint must not be a
+        // loopback address.
         .arg("--endpoint-reconciler-type=none")
         .arg("--service-cluster-ip-range=10.0.0.0/24")
         .arg(format_args!("--cert-dir={}", credentials.directory.display()))
@@ -529,7 +529,8 @@ fn apiserver_command(
     Ok(spec)
 }
 
-/// The address of this machine on the network of its default route, which is also the address of its kubelets.
+/// The address of this machine on the network of its default route, which is also the address of its
+/// kubelets.
 fn machine_address() -> Result<IpAddr> {
     // Nothing is sent: the address belongs to no machine (RFC 5737).
     let socket = UdpSocket::bind("0.0.0.0:0")?;

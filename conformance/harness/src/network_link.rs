@@ -37,8 +37,8 @@ impl Drop for NetworkLink {
 }
 
 impl NetworkLink {
-    /// Starts a forwarder to the API server of a kubeconfig, and writes a copy of the kubeconfig that connects
-    /// to the forwarder. The API server's certificate has to be valid for 127.0.0.1.
+    /// Starts a forwarder to the API server of a kubeconfig, and writes a copy of the kubeconfig that
+    /// connects to the forwarder. The API server's certificate has to be valid for 127.0.0.1.
     ///
     /// # Errors
     /// If the kubeconfig cannot be read or names no address of a server, or the forwarder cannot listen.

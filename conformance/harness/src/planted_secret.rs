@@ -84,7 +84,8 @@ impl PlantedSecret {
         self.encodings.iter().any(|encoding| encoding.find(text).is_some())
     }
 
-    /// Searches all files below `directory`: logs, saved metrics, and the audit log with the bodies of requests.
+    /// Searches all files below `directory`: logs, saved metrics, and the audit log with the bodies of
+    /// requests.
     ///
     /// # Errors
     /// If the value is found, or a file cannot be read.

@@ -1,5 +1,5 @@
-//! Results of suites in documents: a table with lists of long notes below it, and a row of the table of Kubernetes
-//! versions.
+//! Results of suites in documents: a table with lists of long notes below it, and a row of the table of
+//! Kubernetes versions.
 
 use std::{collections::BTreeMap, fmt::Write as _, fs, path::Path, thread};
 
@@ -74,8 +74,8 @@ impl SuiteResults {
         fs::write(document, new).with_context(context)
     }
 
-    /// Writes the row of a version of Kubernetes, such as `v1.36.3`, in the table of versions of a document. The
-    /// suites are the columns. Rows of other minor versions remain.
+    /// Writes the row of a version of Kubernetes, such as `v1.36.3`, in the table of versions of a document.
+    /// The suites are the columns. Rows of other minor versions remain.
     ///
     /// # Errors
     /// If the document cannot be read or written, has no table of versions, or one of other suites.
@@ -141,7 +141,8 @@ fn escape_cell(text: &str) -> String {
     text.replace('|', "\\|").replace('\n', " ")
 }
 
-/// The parts of a document before, in and after the section between two lines, which belong to the outer parts.
+/// The parts of a document before, in and after the section between two lines, which belong to the outer
+/// parts.
 fn split_at_section<'a>(document: &'a str, begin: &str, end: &str) -> Result<(&'a str, &'a str, &'a str)> {
     let begin_line = format!("{begin}\n");
     let begin_at = document.find(&begin_line).map(|at| at + begin_line.len());

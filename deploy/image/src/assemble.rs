@@ -245,8 +245,8 @@ fn binary_files(binary: &[u8]) -> Result<FileTree> {
     Ok(tree)
 }
 
-/// A part for each package with files, and the packages' paragraphs for scanners. From the package `first` on,
-/// each must have files: those before belong to another layer, too.
+/// A part for each package with files, and the packages' paragraphs for scanners. From the package `first`
+/// on, each must have files: those before belong to another layer, too.
 fn package_parts(packages: Vec<(&Package, FileTree)>, first: usize) -> Result<Vec<Part>> {
     let mut parts = Vec::new();
     for (index, (package, mut tree)) in packages.into_iter().enumerate() {

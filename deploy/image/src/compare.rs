@@ -12,8 +12,8 @@ use serde_json::Value;
 
 use crate::{ImageError, Result, oci::REF_NAME, sha256};
 
-/// Compares two layouts by the digests of their indexes. Returns a line for each difference: an image that one
-/// of them does not have, a configuration, and each file of a layer. No lines mean equal indexes.
+/// Compares two layouts by the digests of their indexes. Returns a line for each difference: an image that
+/// one of them does not have, a configuration, and each file of a layer. No lines mean equal indexes.
 ///
 /// # Errors
 /// A file of a layout cannot be read or is invalid.

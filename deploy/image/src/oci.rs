@@ -160,8 +160,8 @@ impl Layout {
         Ok(layout)
     }
 
-    /// Writes an image, and returns the digest of its manifest, such as `sha256:…`. Layers that several images
-    /// share are written once.
+    /// Writes an image, and returns the digest of its manifest, such as `sha256:…`. Layers that several
+    /// images share are written once.
     ///
     /// # Errors
     /// A file cannot be written.

@@ -206,7 +206,8 @@ fn debian_component(package: &Package, distribution: Option<&(String, String)>) 
     component
 }
 
-/// The package URL, with the name of the source package where it is another one: advisories are about sources.
+/// The package URL, with the name of the source package where it is another one: advisories are about
+/// sources.
 fn debian_purl(package: &Package, distribution: Option<&(String, String)>) -> String {
     let pin = &package.pin;
     let (name, version) = (escape(&pin.name), escape(&pin.version));

@@ -182,7 +182,7 @@ impl<R, U, F: FnOnce(R, &Redactor) -> Result<U, ContractViolation> + Send + 'sta
 
 type ResponseConverter<R, U> = Box<dyn FnOnce(R, &Redactor) -> Result<U, ContractViolation> + Send>;
 
-/// What a call is about. Failures of calls about one subject say little about calls about others.
+/// The subject of a call. Failures of calls about one subject say little about calls about others.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum CallSubject<'a> {
     /// A volume, snapshot or group snapshot.
@@ -226,7 +226,7 @@ impl<R, U> CallSpec<R, U> {
         Self { read_object, ..self }
     }
 
-    /// What the call is about.
+    /// The subject of the call.
     pub fn subject(&self) -> CallSubject<'_> {
         let object = self.operation.as_ref().map(OperationRequest::key).or(self.read_object.as_ref());
         object.map_or(CallSubject::Method(self.method), CallSubject::Object)

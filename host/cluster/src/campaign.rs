@@ -18,8 +18,8 @@ use crate::{
 
 /// Time after which requests to release Leases are given up.
 const RELEASE_TIMEOUT: Duration = Duration::from_secs(5);
-/// Time for which a process does not compete after another one has taken a journal of its drivers. Two leaders
-/// would otherwise take it from each other without a pause.
+/// Time for which a process does not compete after another one has taken a journal of its drivers. Two
+/// leaders would otherwise take it from each other without a pause.
 const JOURNAL_LOSS_PAUSE: Duration = Duration::from_secs(15);
 
 /// Leases that the process needs together, to work with some of its drivers.
@@ -70,8 +70,8 @@ impl Campaign {
     /// holds. A journal of its drivers that another process takes ends the term: two processes lead, or one
     /// works without leader election.
     ///
-    /// A term that ends otherwise releases no Lease: driver calls that were in flight may still run, so another
-    /// process begins after the duration of the Leases.
+    /// A term that ends otherwise releases no Lease: driver calls that were in flight may still run, so
+    /// another process begins after the duration of the Leases.
     ///
     /// # Errors
     /// [`LeaseInUse`], for an [only owner](Self::as_only_owner), after the other Leases are released.

@@ -1,6 +1,6 @@
 //! Kubernetes Events. They are sent in the background. Equal events (same uid of the object, reason and note)
-//! are aggregated for a limited time: only `count` and `lastTimestamp` of the first one are updated. Requests for
-//! the events of one object and reason are limited, whatever the note.
+//! are aggregated for a limited time: only `count` and `lastTimestamp` of the first one are updated. Requests
+//! for the events of one object and reason are limited, whatever the note.
 
 use std::{
     collections::{HashMap, VecDeque},
@@ -32,8 +32,8 @@ use crate::{
 const QUEUE_CAPACITY: usize = 8192;
 /// Maximum number of event requests in flight. It is low so that events do not delay requests for claims.
 const MAX_IN_FLIGHT: usize = 8;
-/// Maximum number of event requests in flight after the work has stopped. No other requests wait for them, but
-/// the next leader does.
+/// Maximum number of event requests in flight after the work has stopped. No other requests wait for them,
+/// but the next leader does.
 const MAX_IN_FLIGHT_AT_STOP: usize = 32;
 /// Maximum number of events that are kept for aggregation.
 const MAX_REMEMBERED: usize = 4096;
@@ -237,8 +237,8 @@ impl EventLoop {
         tasks.wait().await;
     }
 
-    /// The request for an event; `None` if the event only adds to the count of an earlier one, or if the limit
-    /// of its object and reason is reached.
+    /// The request for an event; `None` if the event only adds to the count of an earlier one, or if the
+    /// limit of its object and reason is reached.
     fn request(&mut self, event: Event) -> Option<EventRequest> {
         let namespace: Box<str> = namespace_of(&event).into();
         let now = (self.clock)();

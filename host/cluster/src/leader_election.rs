@@ -53,8 +53,9 @@ const JITTER_FACTOR: f64 = 1.2;
 const HEALTH_TOLERANCE: Duration = Duration::from_secs(20);
 /// Time within which the event of a released Lease is sent.
 const EVENT_TIMEOUT: Duration = Duration::from_secs(2);
-/// Longest period between two attempts to renew after a failure, and, before its extension, to acquire while the
-/// API server is unavailable. client-go waits for the retry period; here work resumes soon after an outage.
+/// Longest period between two attempts to renew after a failure, and, before its extension, to acquire while
+/// the API server is unavailable. client-go waits for the retry period; here work resumes soon after an
+/// outage.
 const FAILURE_RETRY_PERIOD: Duration = Duration::from_secs(1);
 /// Period in which a leader that waits compares its clocks, and the shortest suspension that ends the wait.
 const SUSPENSION_CHECK_PERIOD: Duration = Duration::from_secs(1);
@@ -68,8 +69,8 @@ const MAX_CONFLICTS: usize = 3;
 const EVENT_REASON: &str = "LeaderElection";
 /// Format of `metav1.MicroTime`.
 const MICRO_TIME: &str = "%Y-%m-%dT%H:%M:%S%.6fZ";
-/// Writes without a response that are kept: more than are sent within kube-apiserver's default request timeout
-/// of 60 s with the default retry period.
+/// Writes without a response that are kept: more than are sent within kube-apiserver's default request
+/// timeout of 60 s with the default retry period.
 const MAX_IN_DOUBT: usize = 16;
 
 /// Durations of leader election.
@@ -391,8 +392,8 @@ impl LeaderElector {
         Self { boot_clock, ..self }
     }
 
-    /// Does not wait while another process holds the Lease and renews it. For work that has one owner, such as
-    /// that with files of this process.
+    /// Does not wait while another process holds the Lease and renews it. For work that has one owner, such
+    /// as that with files of this process.
     #[must_use]
     pub fn as_only_owner(self) -> Self {
         Self { is_only_owner: true, ..self }
@@ -462,8 +463,8 @@ impl LeaderElector {
     }
 
     /// Waits until the next attempt to acquire the Lease: until the holder releases it, or has not renewed it
-    /// for its duration. If no process holds the Lease now, or it cannot be watched, the extended retry period
-    /// ends the wait, as in client-go.
+    /// for its duration. If no process holds the Lease now, or it cannot be watched, the extended retry
+    /// period ends the wait, as in client-go.
     async fn wait_for_attempt(&mut self, retry_period: Duration) {
         let retry_at = Instant::now() + self.jittered(retry_period);
         let is_held_by_other = |held: &Observation| {
@@ -581,8 +582,8 @@ impl LeaderElector {
         }
     }
 
-    /// Sleeps until this time, at most [`SUSPENSION_CHECK_PERIOD`] after the machine was suspended: timers do not
-    /// count its suspension, and the term does.
+    /// Sleeps until this time, at most [`SUSPENSION_CHECK_PERIOD`] after the machine was suspended: timers do
+    /// not count its suspension, and the term does.
     async fn sleep_awake_until(&self, until: Instant) {
         let (begin, boot_begin) = (Instant::now(), (self.boot_clock)());
         while Instant::now() < until {
@@ -705,16 +706,16 @@ impl LeaderElector {
         Ok(Attempt::Held)
     }
 
-    /// The holder of a deleted Lease, while it may create the Lease again: another process that was observed less
-    /// than its duration ago.
+    /// The holder of a deleted Lease, while it may create the Lease again: another process that was observed
+    /// less than its duration ago.
     fn holder_of_deleted(&self) -> Option<String> {
         let held = self.observation.as_ref()?;
         let may_live = Instant::now() < self.end_of_deleted(held) && !self.is_held(&held.spec);
         held.spec.holder().filter(|_| may_live).map(str::to_owned)
     }
 
-    /// Time until which the holder of a deleted Lease creates it again, if it lives. A person may delete a Lease
-    /// because a stranger holds it for long.
+    /// Time until which the holder of a deleted Lease creates it again, if it lives. A person may delete a
+    /// Lease because a stranger holds it for long.
     fn end_of_deleted(&self, held: &Observation) -> Instant {
         held.at + held.spec.duration().min(self.candidate.durations.lease_duration)
     }
@@ -809,8 +810,8 @@ impl LeaderElector {
         }
     }
 
-    /// Logs once that the Lease asks for coordinated leader election (Kubernetes 1.31, KEP-4355), in which the API
-    /// server chooses among LeaseCandidates. This process ignores both fields, and keeps them.
+    /// Logs once that the Lease asks for coordinated leader election (Kubernetes 1.31, KEP-4355), in which
+    /// the API server chooses among LeaseCandidates. This process ignores both fields, and keeps them.
     fn report_strategy(&mut self, object: &Value) {
         let text = |name: &str| object.pointer(&format!("/spec/{name}")).and_then(Value::as_str);
         let (strategy, preferred_holder) = (text("strategy"), text("preferredHolder"));

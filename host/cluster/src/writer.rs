@@ -322,8 +322,8 @@ impl Writer {
         Ok(object.map(|Object { metadata }| (metadata.uid.into(), metadata.annotations.unwrap_or_default())))
     }
 
-    /// Reads one value of an object from the API server: that at a JSON pointer, null if there is none. Returns
-    /// `None` if the object does not exist. The cache is not updated.
+    /// Reads one value of an object from the API server: that at a JSON pointer, null if there is none.
+    /// Returns `None` if the object does not exist. The cache is not updated.
     ///
     /// # Errors
     /// [`ApiError`]
@@ -336,8 +336,8 @@ impl Writer {
         Ok(object.map(|object| object.pointer(pointer).cloned().unwrap_or_default()))
     }
 
-    /// Reads an object from the API server as another type, without an effect on the cache. Returns `None` if the
-    /// object does not exist.
+    /// Reads an object from the API server as another type, without an effect on the cache. Returns `None` if
+    /// the object does not exist.
     async fn read_uncached<K: CachedKind, T: DeserializeOwned>(
         &self,
         key: &K::Key,

@@ -319,7 +319,8 @@ async fn a_deleted_lease_is_created_by_its_holder_while_a_standby_waits() {
     assert_eq!(lease(&api).await["spec"]["holderIdentity"], "second");
 }
 
-/// Calls of the former leader may still run at a driver: the Lease is not released, and ends after its duration.
+/// Calls of the former leader may still run at a driver: the Lease is not released, and ends after its
+/// duration.
 #[tokio::test(start_paused = true)]
 async fn a_leader_that_cannot_renew_does_not_release_its_lease() {
     let api = api_with_namespace().await;

@@ -219,8 +219,8 @@ pub(crate) async fn load(
 }
 
 /// The files of the client's configuration and credentials. kube reads files with tokens again by itself, a
-/// minute after the last time by the wall clock: a token that it read while the clock was ahead would otherwise
-/// stay in use until then.
+/// minute after the last time by the wall clock: a token that it read while the clock was ahead would
+/// otherwise stay in use until then.
 pub(crate) fn files(settings: &ClientSettings, environment: &ClientEnvironment) -> Vec<PathBuf> {
     if settings.is_master_only(environment) {
         return Vec::new();

@@ -95,9 +95,9 @@ pub(crate) enum CommandError {
     /// An error that only one command or only the node roles can return. Its type is defined beside them.
     #[error(transparent)]
     Other(Box<dyn Error + Send + Sync>),
-    /// An invalid value of a flag that is no setting, a missing setting, or input that a `backend` command cannot use,
-    /// such as a directory that is not empty. Also `backend new` in a program that was built without the
-    /// versions of the SDK, of its dependencies or of the compiler.
+    /// An invalid value of a flag that is no setting, a missing setting, or input that a `backend` command
+    /// cannot use, such as a directory that is not empty. Also `backend new` in a program that was built
+    /// without the versions of the SDK, of its dependencies or of the compiler.
     #[error(transparent)]
     Usage(Box<dyn Error + Send + Sync>),
 }

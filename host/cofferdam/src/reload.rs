@@ -177,8 +177,8 @@ impl Reloader {
 }
 
 impl ReloadableDriver {
-    /// Takes over a section, if it or one of its files has changed since the last attempt. A failure is logged
-    /// once, and the driver continues with what it has.
+    /// Takes over a section, if it or one of its files has changed since the last attempt. A failure is
+    /// logged once, and the driver continues with what it has.
     async fn update(&mut self, engine: &Engine, section: BackendSection) {
         let files = file_versions(&section);
         if self.section == section && self.files == files {

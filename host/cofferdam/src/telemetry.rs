@@ -247,8 +247,8 @@ fn readiness_response(state: &TelemetryState) -> Response<Full<Bytes>> {
     }
 }
 
-/// One line for each role and for each driver whose work another controller or process does; `None` if there is
-/// none.
+/// One line for each role and for each driver whose work another controller or process does; `None` if there
+/// is none.
 fn stopped_work(state: &TelemetryState) -> Option<String> {
     let (roles, journals) = (state.stopped_roles.borrow(), state.lost_journals.borrow());
     let roles = roles.iter().map(|(role, reason)| format!("{role}: {reason}\n"));

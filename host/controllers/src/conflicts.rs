@@ -235,7 +235,8 @@ mod tests {
         }
     }
 
-    /// A detector of the PersistentVolume controller that counts all phases of PersistentVolumes in the store.
+    /// A detector of the PersistentVolume controller that counts all phases of PersistentVolumes in the
+    /// store.
     fn detector(store: &ObjectStore<Volume>) -> (Arc<ConflictDetector>, watch::Receiver<StoppedRoles>) {
         let service = tower::service_fn(|_: http::Request<kube::client::Body>| async {
             Err::<http::Response<kube::client::Body>, _>(std::io::Error::other("no API server"))

@@ -245,10 +245,10 @@ impl ControllerManager {
         self.run_groups(stop, &[DriverGroup { drivers, leadership, is_ready_as_standby: true }]).await
     }
 
-    /// As [`ControllerManager::run`], but each group of drivers has controllers of its own, which run in terms
-    /// of the group's leadership only. Between terms the caches stay synced. When a term ends, the controllers
-    /// end at once, in-flight work included; `stop` lets it finish. A group [resigns](Leadership::resign) as
-    /// soon as its work has ended after `stop`.
+    /// As [`ControllerManager::run`], but each group of drivers has controllers of its own, which run in
+    /// terms of the group's leadership only. Between terms the caches stay synced. When a term ends, the
+    /// controllers end at once, in-flight work included; `stop` lets it finish. A group
+    /// [resigns](Leadership::resign) as soon as its work has ended after `stop`.
     ///
     /// # Errors
     /// As [`ControllerManager::run`]. In an elected leadership, reads of a journal are retried.

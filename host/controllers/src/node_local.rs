@@ -154,10 +154,10 @@ impl LocalNode {
         self.segments(&csi.driver, cache).is_ok_and(|segments| volume.is_only_accessible_from(&segments))
     }
 
-    /// Checks that no other node has the volume, as it may with a topology key that names a zone: the labels of
-    /// another node must not match the volume's node affinity. The Nodes are read live, because this process
-    /// watches no Node but its own. Nothing is read if the driver has the key `topology.cofferdam.dev/node`,
-    /// whose value is unique to the node.
+    /// Checks that no other node has the volume, as it may with a topology key that names a zone: the labels
+    /// of another node must not match the volume's node affinity. The Nodes are read live, because this
+    /// process watches no Node but its own. Nothing is read if the driver has the key
+    /// `topology.cofferdam.dev/node`, whose value is unique to the node.
     ///
     /// # Errors
     /// Another node may have the volume, the segments of this node are not known, or the Nodes cannot be read.

@@ -90,8 +90,8 @@ pub struct Election {
 }
 
 /// The elections of a process with these roles and drivers: one for each driver if every role needs a driver,
-/// so that replicas share the drivers. Otherwise one: controllers without a driver exchange messages with those
-/// of the drivers.
+/// so that replicas share the drivers. Otherwise one: controllers without a driver exchange messages with
+/// those of the drivers.
 pub fn elections(roles: &BTreeSet<Role>, drivers: &[DriverName]) -> Vec<Election> {
     let election = |drivers: &[DriverName]| Election {
         leases: lease_names(roles, drivers),

@@ -75,7 +75,8 @@ async fn count_creates(
     count_calls(&simulation, &all, after.saturating_sub(second), after.min(second) + 11 * second).await
 }
 
-/// Runs the actions. Returns the number of driver calls in this period, which begins this time after the start.
+/// Runs the actions. Returns the number of driver calls in this period, which begins this time after the
+/// start.
 async fn count_calls(
     simulation: &Simulation,
     actions: &[UserAction],

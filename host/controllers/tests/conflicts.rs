@@ -155,8 +155,8 @@ async fn volumes_reserved_by_the_scheduler_stop_nothing() {
     assert_eq!(outcome.claims, ["a Bound v1", "b Bound v2", "c Bound v3"]);
 }
 
-/// The other controller writes immediately before this process, whose write is rejected. The live read after it
-/// and the watch deliver the change in either order.
+/// The other controller writes immediately before this process, whose write is rejected. The live read after
+/// it and the watch deliver the change in either order.
 #[tokio::test(start_paused = true)]
 async fn foreign_changes_count_that_reject_a_write_of_this_process() {
     let fault = |path| ApiFault {

@@ -27,8 +27,8 @@ const CRASH_ROWS: [&str; 4] = [
 ];
 
 /// Rows in which two provisioners leak a volume. The older process sends CreateVolume, and the newer one
-/// creates and deletes the volume and removes the intent. The call of the older one then takes effect, and its
-/// response is lost: no intent names the volume.
+/// creates and deletes the volume and removes the intent. The call of the older one then takes effect, and
+/// its response is lost: no intent names the volume.
 const LEAKS: [&str; 3] = [
     LEAK_WITH_CRASHES,
     "claim recreated under the same name: ",

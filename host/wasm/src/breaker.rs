@@ -148,8 +148,8 @@ impl Breaker {
     }
 
     /// Admits a call again after it has waited for an instance slot, because a circuit may have opened
-    /// meanwhile. Returns the same permit if neither the driver's circuit nor that of the subject has, else the
-    /// result of `admit`.
+    /// meanwhile. Returns the same permit if neither the driver's circuit nor that of the subject has, else
+    /// the result of `admit`.
     pub(crate) fn readmit(
         &mut self,
         permit: BreakerPermit,

@@ -166,8 +166,8 @@ fn build_guest(guest: &GuestPackage, root: &Path, target: &Path) -> Result<PathB
     Ok(component)
 }
 
-/// Cargo configuration that keeps the paths of this machine out of the component, so that its digest is the same on
-/// each machine. It joins the flags of the workspace's configuration.
+/// Cargo configuration that keeps the paths of this machine out of the component, so that its digest is the
+/// same on each machine. It joins the flags of the workspace's configuration.
 fn path_independence(root: &Path) -> String {
     let cargo_home = env::var_os("CARGO_HOME").map(PathBuf::from).or_else(|| {
         let home = env::home_dir()?;

@@ -206,8 +206,8 @@ impl ApiClient {
         })
     }
 
-    /// Sends a write. Its body needs another permit when the connection sends it ([`RequestBody`]). Any status
-    /// is a response.
+    /// Sends a write. Its body needs another permit when the connection sends it ([`RequestBody`]). Any
+    /// status is a response.
     ///
     /// [`RequestBody`]: super::write_body::RequestBody
     async fn begin_write(&self, request: Request<Body>, _: Permit) -> kube::Result<http::Response<Body>> {

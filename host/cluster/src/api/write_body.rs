@@ -17,9 +17,9 @@ use tower::BoxError;
 #[derive(Clone)]
 pub(super) struct WritePermits(pub(super) Arc<dyn PermitSource>);
 
-/// The body of a request. A write may wait for credentials and for a connection after its permit was given; the
-/// connection reads the body when it sends the request. After the end of the term it gets an error instead, and
-/// the API server gets no complete request.
+/// The body of a request. A write may wait for credentials and for a connection after its permit was given;
+/// the connection reads the body when it sends the request. After the end of the term it gets an error
+/// instead, and the API server gets no complete request.
 pub struct RequestBody {
     body: Body,
     /// `None` for reads.

@@ -314,9 +314,9 @@ impl Journal {
         }
     }
 
-    /// Rejects puts and replacements after this process has lost the journal, or after its first ConfigMap or the
-    /// owner in it was removed. Drops removals after a loss: the process that has taken the journal has read the
-    /// intents, and completes them.
+    /// Rejects puts and replacements after this process has lost the journal, or after its first ConfigMap or
+    /// the owner in it was removed. Drops removals after a loss: the process that has taken the journal has
+    /// read the intents, and completes them.
     fn reject_changes_if_lost(&self, batch: &mut BTreeMap<Uid, ShardChange>) {
         let mut state = self.inner.state.lock();
         let error = match &state.ownership {

@@ -24,9 +24,9 @@ pub(super) struct ForeignChange {
 }
 
 impl ForeignChange {
-    /// Compares the data of the ConfigMap `index`, `None` if it does not exist, with the known intents, and marks
-    /// those whose removal it finds. Intents whose removal is in `batch` or pending are expected to be there
-    /// still. `own_writes` has the claims whose intents this process may have written or removed.
+    /// Compares the data of the ConfigMap `index`, `None` if it does not exist, with the known intents, and
+    /// marks those whose removal it finds. Intents whose removal is in `batch` or pending are expected to be
+    /// there still. `own_writes` has the claims whose intents this process may have written or removed.
     pub(super) fn find(
         state: &mut State,
         index: usize,

@@ -98,8 +98,8 @@ pub struct Intent {
     pub recorded_at: Option<Timestamp>,
     /// The volume that the driver has created for the request and that is to be deleted, because its claim
     /// does not need it or has another one. The handle is written before DeleteVolume is called: the request
-    /// is not repeated any more, and another process deletes the volume. `None` before that, and in intents of
-    /// older versions.
+    /// is not repeated any more, and another process deletes the volume. `None` before that, and in intents
+    /// of older versions.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub unneeded: Option<VolumeHandle>,
     /// The intent of the claim's mended request, which was built from the claim and its class while the
@@ -148,8 +148,8 @@ fn is_mended_request_of(intent: &Intent, mended: &Intent) -> bool {
         && mended.mended.is_none()
 }
 
-/// Checks that this build can use an intent with the key `uid` of a journal of the driver, and of the node of a
-/// node-local driver.
+/// Checks that this build can use an intent with the key `uid` of a journal of the driver, and of the node of
+/// a node-local driver.
 pub(super) fn validate(
     uid: &str,
     intent: Intent,

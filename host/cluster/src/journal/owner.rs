@@ -26,10 +26,10 @@ impl Journal {
     /// Makes this process the owner of the journal, if no other process has taken it from this one. The first
     /// call reads and writes ConfigMaps. Call it before each request of an intent.
     ///
-    /// Later calls of the owner read nothing, also before a repeated request. Such a read would cost a request
-    /// per retry, and another process could take the journal right after it. Until this process notices the
-    /// loss, it repeats only requests that were durable before. They are idempotent by name, and the
-    /// reconciler handles a late response as it does after any loss.
+    /// Later calls of the owner read nothing, also before a repeated request. Such a read would cost a
+    /// request per retry, and another process could take the journal right after it. Until this process
+    /// notices the loss, it repeats only requests that were durable before. They are idempotent by name, and
+    /// the reconciler handles a late response as it does after any loss.
     ///
     /// # Errors
     /// [`JournalError::Lost`]: try again after [`OWNER_CHECK_INTERVAL`]. [`JournalError::Unavailable`] and

@@ -51,14 +51,14 @@ pub(super) type Versions = [ResourceVersion; SHARD_COUNT];
 pub(super) enum Ownership {
     /// This process has not taken the journal yet, or no process owns it.
     Unclaimed,
-    /// This process owns the journal, with this epoch. Reads of a ConfigMap's versions below `since` are older
-    /// than this.
+    /// This process owns the journal, with this epoch. Reads of a ConfigMap's versions below `since` are
+    /// older than this.
     Owned { owner: String, epoch: u64, since: Versions },
     /// Another process has taken the journal from this one.
     Lost(Rival),
 }
 
-/// How a process lost its journal. A text with it continues with "of driver".
+/// The loss of a journal by its owner. A text with it continues with "of driver".
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, thiserror::Error)]
 pub enum JournalLoss {
     /// The process with this name has taken the journal.
@@ -77,7 +77,7 @@ pub enum JournalLoss {
 /// The client that has taken the journal.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Rival {
-    /// How this process lost the journal.
+    /// The loss of the journal.
     pub(super) loss: JournalLoss,
     /// The value of this process, which the first ConfigMap has until the rival has completed its take.
     former: Option<String>,
@@ -188,7 +188,7 @@ impl Ownership {
         matches!(self, Self::Lost(rival) if now.duration_since(rival.changed_at) >= STANDSTILL)
     }
 
-    /// How the journal was lost, if it was.
+    /// The loss of the journal, or `None`.
     pub(super) fn loss(&self) -> Option<&JournalLoss> {
         match self {
             Self::Lost(rival) => Some(&rival.loss),

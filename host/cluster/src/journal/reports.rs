@@ -1,5 +1,5 @@
-//! Reports of a lost journal, for the readiness of the process and as an event on the ConfigMap, and events of
-//! other changes that this process has not made.
+//! Reports of a lost journal, for the readiness of the process and as an event on the ConfigMap, and events
+//! of other changes that this process has not made.
 
 use std::collections::BTreeMap;
 
@@ -22,7 +22,8 @@ pub struct JournalReports {
     /// Has an entry for the driver from a loss until this process owns the journal again, or no process does.
     /// Has none while the other process has changed nothing for a minute and no request waits.
     pub lost: watch::Sender<LostJournals>,
-    /// Gets one event for each loss, and for each change of intents by a client that does not take the journal.
+    /// Gets one event for each loss, and for each change of intents by a client that does not take the
+    /// journal.
     pub events: EventSink,
     /// `source.component` of the event.
     pub component: Box<str>,

@@ -147,8 +147,8 @@ impl Journal {
         Ok(Some(contents))
     }
 
-    /// Updates the ownership after a read of a ConfigMap, and logs a loss once. Returns true if the journal was
-    /// lost.
+    /// Updates the ownership after a read of a ConfigMap, and logs a loss once. Returns true if the journal
+    /// was lost.
     fn observe_owner(&self, index: usize, found: OwnerAnnotations<'_>, version: ResourceVersion) -> bool {
         let (is_lost, loss) = {
             let mut state = self.inner.state.lock();
@@ -197,8 +197,8 @@ impl Journal {
     }
 
     /// Reads a shard. Intents with a removal in `batch` are ignored. A removal of another intent than the one
-    /// in the ConfigMap is dropped. The owner reports a change that does not take the journal: no other process
-    /// writes its ConfigMaps.
+    /// in the ConfigMap is dropped. The owner reports a change that does not take the journal: no other
+    /// process writes its ConfigMaps.
     pub(super) async fn read_shard(
         &self,
         index: usize,

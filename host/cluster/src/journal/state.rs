@@ -93,8 +93,8 @@ pub(super) struct Shard {
     pub(super) highest_version: ResourceVersion,
     /// True if a read returned that the ConfigMap does not exist.
     pub(super) config_map_missing: bool,
-    /// Claim uids of the last writes whose results are unknown, and the time of the last one: the API server may
-    /// still apply them.
+    /// Claim uids of the last writes whose results are unknown, and the time of the last one: the API server
+    /// may still apply them.
     pub(super) unknown_writes: Option<(BTreeSet<Uid>, Instant)>,
     /// True if the ConfigMap has a format that this version does not know: it takes no new intent.
     pub(super) is_other_format: bool,
@@ -103,7 +103,8 @@ pub(super) struct Shard {
     /// Bytes of the keys and the JSON of these intents.
     pub(super) bytes: usize,
     pub(super) pending_changes: BTreeMap<Uid, ShardChange>,
-    /// Claim uids whose annotation [`confirm_no_volume`](cofferdam_domain::names::confirm_no_volume) the next commit removes.
+    /// Claim uids whose annotation [`confirm_no_volume`](cofferdam_domain::names::confirm_no_volume) the next
+    /// commit removes.
     pub(super) used_confirmations: BTreeSet<Uid>,
 }
 
@@ -151,8 +152,8 @@ impl State {
         Some(tracked)
     }
 
-    /// Checks that a new intent of this size is within the share of its namespace: half of what the intents of
-    /// other namespaces leave free. A tenant whose requests have an unknown result therefore does not stop
+    /// Checks that a new intent of this size is within the share of its namespace: half of what the intents
+    /// of other namespaces leave free. A tenant whose requests have an unknown result therefore does not stop
     /// those of others, and two such tenants do not either.
     ///
     /// # Errors
@@ -280,15 +281,15 @@ impl Journal {
         self
     }
 
-    /// The same journal with the longest back-off of a claim whose request failed. The owner keeps the journal
-    /// for this time after its last request.
+    /// The same journal with the longest back-off of a claim whose request failed. The owner keeps the
+    /// journal for this time after its last request.
     #[must_use]
     pub fn with_retry_interval_max(self, retry_interval_max: Duration) -> Self {
         self.inner.state.lock().retry_interval_max = retry_interval_max;
         self
     }
 
-    /// How this process lost the journal, or `None`.
+    /// The loss of the journal by this process, or `None`.
     pub fn loss(&self) -> Option<JournalLoss> {
         self.inner.state.lock().ownership.loss().cloned()
     }

@@ -1,7 +1,7 @@
 //! `cofferdam pre-stop`: the preStop hook of the pods with the role `node`.
 //!
-//! kubelet ends the pods of a DaemonSet on a node that is drained. Without the driver, volumes of other pods are
-//! not unmounted, and the attach-detach controller waits six minutes before it detaches them by force.
+//! kubelet ends the pods of a DaemonSet on a node that is drained. Without the driver, volumes of other pods
+//! are not unmounted, and the attach-detach controller waits six minutes before it detaches them by force.
 
 use std::{
     collections::HashMap,

@@ -195,8 +195,8 @@ async fn run_roles(
     })
 }
 
-/// Logs an error, in the background, if the API server is older than the oldest version that is supported. There is
-/// no error if the version cannot be read.
+/// Logs an error, in the background, if the API server is older than the oldest version that is supported.
+/// There is no error if the version cannot be read.
 fn report_old_cluster(cluster: &ClusterConnection) {
     let client = cluster.client.clone();
     tokio::spawn(async move {
@@ -212,8 +212,8 @@ fn report_old_cluster(cluster: &ClusterConnection) {
     });
 }
 
-/// Returns true for a version below the oldest one that is supported. Managed clusters have minor versions such as
-/// `33+`. An unknown form is not too old.
+/// Returns true for a version below the oldest one that is supported. Managed clusters have minor versions
+/// such as `33+`. An unknown form is not too old.
 fn is_too_old(major: &str, minor: &str) -> bool {
     let minor = minor.trim_end_matches(|end: char| !end.is_ascii_digit());
     match (major.parse::<u32>(), minor.parse::<u32>()) {

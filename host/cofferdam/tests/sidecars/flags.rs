@@ -206,8 +206,9 @@ async fn automaxprocs_limits_the_worker_threads() {
 }
 
 /// The default intervals are 1 s, 2 s, 4 s and so on. With a first interval of 100 ms and the default of the
-/// longest, those after the first five are longer than 3 s. One short interval therefore is enough, and a slow
-/// machine may delay the others. The work exists before the process, so that no change of it causes a call.
+/// longest, those after the first five are longer than 3 s. One short interval therefore is enough, and a
+/// slow machine may delay the others. The work exists before the process, so that no change of it causes a
+/// call.
 #[tokio::test]
 async fn retry_intervals_are_those_of_the_flags() {
     let behavior = Behavior { fails_creates: true, fails_publications: true, ..Behavior::default() };

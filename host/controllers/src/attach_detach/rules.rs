@@ -81,8 +81,8 @@ pub enum AttachmentPurpose {
     /// created again with another source.
     PodOfDeletedVolume,
     /// Has the name that this volume's VolumeAttachment for pods has on a node, but the cache does not show
-    /// that it is for this volume: it cannot be decoded, it has another attacher or PersistentVolume, it names
-    /// none, or its PersistentVolume cannot be decoded or has no CSI source.
+    /// that it is for this volume: it cannot be decoded, it has another attacher or PersistentVolume, it
+    /// names none, or its PersistentVolume cannot be decoded or has no CSI source.
     NameConflict,
     /// For this volume, but created by another client, under another name or for another driver. As every
     /// VolumeAttachment of the volume, it blocks an exclusive volume for other nodes.

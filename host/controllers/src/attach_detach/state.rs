@@ -43,8 +43,8 @@ pub(super) enum Key {
     Claim(ClaimKey),
 }
 
-/// Default time for which a request without a response may still take effect: kube-apiserver's default request
-/// timeout.
+/// Default time for which a request without a response may still take effect: kube-apiserver's default
+/// request timeout.
 pub(super) const REQUEST_MAY_APPLY: Duration = Duration::from_secs(60);
 
 /// Time for which no volume of a driver is attached after the deletion of its CSIDriver with

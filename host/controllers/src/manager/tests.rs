@@ -148,8 +148,8 @@ struct ClaimRecorderContext {
     reconciled: Counter,
 }
 
-/// A controller that records the claims of the cluster. With drivers, it calls [`CALL`] for the claims that are
-/// named as one of them. It is declared in this test only.
+/// A controller that records the claims of the cluster. With drivers, it calls [`CALL`] for the claims that
+/// are named as one of them. It is declared in this test only.
 struct ClaimRecorder {
     context: ClaimRecorderContext,
     queue: Queue<ClaimKey>,

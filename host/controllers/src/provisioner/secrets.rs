@@ -32,9 +32,9 @@ impl Provisioner {
     /// then decided again, since it may have changed meanwhile; else the action that the reconcile returns.
     /// As in external-provisioner, a failure neither starts nor ends a request.
     ///
-    /// `recorded` is the driver whose journal has the intent: without its Secret, the request of the intent is
-    /// not sent, and the intent may be stuck. `None` for a request that is not written yet, or if the intent
-    /// has another request that can be sent.
+    /// `recorded` is the driver whose journal has the intent: without its Secret, the request of the intent
+    /// is not sent, and the intent may be stuck. `None` for a request that is not written yet, or if the
+    /// intent has another request that can be sent.
     pub(super) async fn read_create_secret(
         &self,
         intent: &Intent,

@@ -36,8 +36,9 @@ pub struct ProvisionerSettings {
     /// Interval between scans for orphaned volumes (`--orphan-scan-interval`). `None` disables the scans.
     pub orphan_scan_interval: Option<Duration>,
     /// An intent of this age is stuck. No flag sets it. After the default of 15 minutes the driver has been
-    /// called ten times or more, with calls that fail at once, and the calls have reached the longest back-off
-    /// of 5 minutes, which they do after 8.5 minutes; or nine times, with calls that end after 60 seconds.
+    /// called ten times or more, with calls that fail at once, and the calls have reached the longest
+    /// back-off of 5 minutes, which they do after 8.5 minutes; or nine times, with calls that end after 60
+    /// seconds.
     pub stuck_after: Duration,
 }
 

@@ -5,8 +5,8 @@
 //! write annotations of their claims, and an intent is often the only reference to a volume. The ConfigMap is
 //! not watched. It is read after each failed attempt to complete a stuck intent.
 //!
-//! If CreateVolume returns the volume, the confirmation must contain its handle. Otherwise a confirmation that
-//! was written before the volume was known would leak it. The driver's listing contradicts no such
+//! If CreateVolume returns the volume, the confirmation must contain its handle. Otherwise a confirmation
+//! that was written before the volume was known would leak it. The driver's listing contradicts no such
 //! confirmation.
 
 use std::fmt;
@@ -102,9 +102,9 @@ fn confirmed_text(intent: &Intent, cause: &StuckCause, reason: &str) -> String {
 }
 
 impl Provisioner {
-    /// Emits an event about an intent that is stuck after a failed attempt to complete it, on its claim or, if
-    /// the claim is deleted, on the journal's ConfigMap. Removes the intent if an operator has confirmed that
-    /// the driver has no volume for it, unless the driver says otherwise. Returns the next action if the
+    /// Emits an event about an intent that is stuck after a failed attempt to complete it, on its claim or,
+    /// if the claim is deleted, on the journal's ConfigMap. Removes the intent if an operator has confirmed
+    /// that the driver has no volume for it, unless the driver says otherwise. Returns the next action if the
     /// intent was removed.
     pub(super) async fn report_if_stuck(
         &self,

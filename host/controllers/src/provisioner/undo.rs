@@ -168,8 +168,8 @@ impl Provisioner {
     }
 
     /// Writes the handle to the intent, so that a later attempt, also of another process, deletes the volume
-    /// without a CreateVolume call. Such a call would be [blocked](cofferdam_backend::in_flight) by a deletion
-    /// in doubt. Returns the intent with the handle.
+    /// without a CreateVolume call. Such a call would be [blocked](cofferdam_backend::in_flight) by a
+    /// deletion in doubt. Returns the intent with the handle.
     ///
     /// Without a record, this call deletes the volume of a late response after another process has taken the
     /// journal or removed the intent: no process else knows of this volume.

@@ -321,9 +321,9 @@ impl Resizer {
         Ok(Call { deadline: timeout.unwrap_or(call.deadline), ..call })
     }
 
-    /// Prepares a call: checks that no other node has the volume if the driver is node-local, reads its Secret
-    /// if it has one, checks that claim and volume have not changed during these reads, and locks the claim, so
-    /// that its expansion and its modification do not overlap.
+    /// Prepares a call: checks that no other node has the volume if the driver is node-local, reads its
+    /// Secret if it has one, checks that claim and volume have not changed during these reads, and locks the
+    /// claim, so that its expansion and its modification do not overlap.
     ///
     /// # Errors
     /// The action that ends this reconcile. If the claim's other operation holds the lock, the end of that

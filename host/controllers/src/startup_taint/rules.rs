@@ -23,8 +23,8 @@ pub fn registered_drivers<'a>(
     node.startup_taints.iter().filter(|driver| is_managed(driver) && csi_node.has_driver(driver)).collect()
 }
 
-/// The JSON patch that removes the taints of `drivers` from the `taints` of a Node, and tests that the list is
-/// unchanged. Returns `None` if the Node has none of these taints.
+/// The JSON patch that removes the taints of `drivers` from the `taints` of a Node, and tests that the list
+/// is unchanged. Returns `None` if the Node has none of these taints.
 pub fn removal_patch(taints: &Value, drivers: &[&DriverName]) -> Option<Vec<Value>> {
     let keys: Vec<String> = drivers.iter().map(|driver| names::startup_taint(driver)).collect();
     let is_removed = |taint: &Value| {

@@ -31,7 +31,8 @@ pub enum UserAction {
     /// Waits until all processes are idle: an hour in paused time.
     Settle,
     /// Waits for this time. In real time, the processes of a row that waits for minutes have shorter timeouts
-    /// ([`Scenario::elapses_timeouts`](crate::Scenario::elapses_timeouts)), and the wait is at most 4 seconds.
+    /// ([`Scenario::elapses_timeouts`](crate::Scenario::elapses_timeouts)), and the wait is at most 4
+    /// seconds.
     Wait(Duration),
     /// Waits until the condition is met, or until all processes are idle although it is not met.
     Until(WaitFor),

@@ -615,8 +615,8 @@ fn format_call(verb: &str, call: &Call, handle: &VolumeHandle, node: &str, suffi
     format!("{verb} {handle} {node}{suffix}{}", format_secrets(&call.secrets))
 }
 
-/// The secrets of a call as ` with key=value` each, without the marker of [`secret_values`](crate::secret_values). Secrets of
-/// scenarios are no secrets.
+/// The secrets of a call as ` with key=value` each, without the marker of
+/// [`secret_values`](crate::secret_values). Secrets of scenarios are no secrets.
 fn format_secrets(secrets: &Secrets) -> String {
     let shown = |value: &Secret| without_marker(value.expose()).to_owned();
     secrets.iter().map(|(key, value)| format!(" with {key}={}", shown(value))).collect()

@@ -71,7 +71,7 @@ pub struct Effects {
     count: AtomicUsize,
     crash_after: Option<usize>,
     crashed: AtomicBool,
-    /// What happens instead of a crash.
+    /// The fault in place of a crash.
     interruption: Interruption,
     /// True between the interruption and the begin of the next term.
     term_lost: AtomicBool,
@@ -88,7 +88,7 @@ pub struct Effects {
     pending_calls: AtomicUsize,
 }
 
-/// How a process is interrupted after one of its effects, whose response it does not receive.
+/// The interruption of a process after one of its effects, whose response it does not receive.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Interruption {
     /// The process dies, and another one starts.
@@ -174,7 +174,7 @@ impl Effects {
                 }
             }
         }
-        // What began in the lost term is dropped with it.
+        // The work of the lost term is dropped with it.
         if self.term_lost.load(Ordering::SeqCst) {
             std::future::pending::<()>().await;
         }

@@ -40,16 +40,16 @@ pub(crate) const SETTLE_TIME: Duration = Duration::from_secs(3600);
 /// Paused time: duration of a wait for watches, in which every watch delivers its events.
 const WATCH_DELAY: Duration = Duration::from_millis(10);
 /// Real time: after this time without a request or driver call, all processes count as idle. It is longer
-/// than the longest back-off of the roles, see [`SimulationFixture::max_retry_interval`], and than the timeouts
-/// of the attach-detach controller in rows in which they elapse. Rows that depend on another delay of a role
-/// wait for its result, or are skipped in real time.
+/// than the longest back-off of the roles, see [`SimulationFixture::max_retry_interval`], and than the
+/// timeouts of the attach-detach controller in rows in which they elapse. Rows that depend on another delay
+/// of a role wait for its result, or are skipped in real time.
 const QUIET_PERIOD: Duration = Duration::from_millis(2_000);
 /// Real time, during a driver call: after this time without a request or another driver call, every process
 /// counts as having seen the user's last change. It is long enough for a process to act on a watch event, and
 /// shorter than the delay after which a role reports a slow driver to users.
 const QUIET_PERIOD_IN_CALL: Duration = Duration::from_millis(400);
-/// Real time: maximum of [`UserAction::Wait`]. It is longer than the timeouts of the processes in rows in which
-/// they elapse.
+/// Real time: maximum of [`UserAction::Wait`]. It is longer than the timeouts of the processes in rows in
+/// which they elapse.
 const MAX_REAL_TIME_WAIT: Duration = Duration::from_secs(4);
 /// Real time: time limit of waiting for idleness, of waiting for current caches after the setup, and of
 /// [`UserAction::AwaitPublished`].
@@ -166,8 +166,8 @@ impl SimulationFixture {
         access(&mut self.history.lock())
     }
 
-    /// Sets the faults of API requests. Each fault applies to the first request that it matches, a lasting one
-    /// to all of them.
+    /// Sets the faults of API requests. Each fault applies to the first request that it matches, a lasting
+    /// one to all of them.
     pub(crate) fn set_api_faults(&self, api_faults: Vec<ApiFault>) {
         *self.api_faults.lock() = api_faults;
     }
@@ -287,8 +287,8 @@ impl SimulationFixture {
         maps.into_iter().filter(is_shard).collect()
     }
 
-    /// Confirms for every intent of the journals that the driver has no volume. `reason` returns the reason for
-    /// the UID of a claim.
+    /// Confirms for every intent of the journals that the driver has no volume. `reason` returns the reason
+    /// for the UID of a claim.
     async fn confirm_no_volume(&self, reason: impl Fn(&str) -> String) -> Result<(), BoxError> {
         for shard in self.journal_shards().await {
             let uids = shard.get("data").and_then(Value::as_object).into_iter().flatten();
@@ -351,8 +351,8 @@ impl SimulationFixture {
         tokio::time::sleep(if self.is_real_time() { time.min(MAX_REAL_TIME_WAIT) } else { time }).await;
     }
 
-    /// Waits until `is_met` returns true. Reports a violation if it does not within [`SETTLE_TIMEOUT`] of real
-    /// time, or [`SETTLE_TIME`] of paused time.
+    /// Waits until `is_met` returns true. Reports a violation if it does not within [`SETTLE_TIMEOUT`] of
+    /// real time, or [`SETTLE_TIME`] of paused time.
     pub(crate) async fn await_condition(&self, condition: &str, is_met: impl Fn() -> bool) {
         let limit = if self.is_real_time() { SETTLE_TIMEOUT } else { SETTLE_TIME };
         let polling = async {

@@ -57,14 +57,14 @@ pub struct Scenario {
     pub array_owners: &'static [&'static str],
     /// Expected [`FinalState::events`], if no process crashed.
     pub events: &'static [&'static str],
-    /// Events that in real time may occur or not, whether they are expected or not, because a controller emits
-    /// them after a delay.
+    /// Events that in real time may occur or not, whether they are expected or not, because a controller
+    /// emits them after a delay.
     pub delayed_events: &'static [&'static str],
     /// Expected [`FinalState::calls`], if no process crashed.
     pub calls: &'static [&'static str],
     /// True if calls are repeated until a time has passed, or for ever. In real time, the different calls are
-    /// compared then, in the order of their first occurrence, and not their number. The last call is compared,
-    /// too, unless [`unsettled`](Self::unsettled) declares that calls remain.
+    /// compared then, in the order of their first occurrence, and not their number. The last call is
+    /// compared, too, unless [`unsettled`](Self::unsettled) declares that calls remain.
     pub repeats_calls: bool,
     /// True if timing decides the order of calls, and how often one is repeated. In real time, only the
     /// different calls are compared then.
@@ -72,8 +72,8 @@ pub struct Scenario {
     /// True if a timeout of the attach-detach controller elapses. In real time, its timeouts are then shorter
     /// than the time after which an idle process counts as such.
     pub elapses_timeouts: bool,
-    /// True if the driver rejects calls for ever. In real time, `--retry-interval-max` then has its default, so
-    /// that the processes are idle between two retries.
+    /// True if the driver rejects calls for ever. In real time, `--retry-interval-max` then has its default,
+    /// so that the processes are idle between two retries.
     pub retries_slowly: bool,
     /// Expected [`FinalState::violations`]: those that no controller can prevent.
     pub violations: &'static [&'static str],
@@ -197,8 +197,8 @@ impl Scenario {
     }
 }
 
-/// End of the event that the provisioner emits if CreateVolume takes longer than a second. In real time it may be
-/// emitted in any row, because the machine may be busy.
+/// End of the event that the provisioner emits if CreateVolume takes longer than a second. In real time it
+/// may be emitted in any row, because the machine may be busy.
 const SLOW_CALL: &str = " Normal Provisioning";
 
 /// The different calls, in the order of their first occurrence.

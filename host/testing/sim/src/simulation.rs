@@ -56,15 +56,16 @@ const LONG_WATCH: Duration = Duration::from_secs(3600);
 const RESYNC: Duration = Duration::from_secs(1_000 * 3600);
 /// Real time: age after which an intent is stuck, in scenarios with such an intent. A few calls fail before.
 const REAL_TIME_STUCK_AFTER: Duration = Duration::from_secs(4);
-/// Real time: timeouts of the attach-detach controller in scenarios in which they elapse. They are shorter than
-/// the time without a request after which a process counts as idle.
+/// Real time: timeouts of the attach-detach controller in scenarios in which they elapse. They are shorter
+/// than the time without a request after which a process counts as idle.
 const REAL_TIME_TIMEOUT: Duration = Duration::from_secs(1);
-/// Real time: interval of the attacher's ListVolumes calls. It is longer than the time without a request after
-/// which a process counts as idle.
+/// Real time: interval of the attacher's ListVolumes calls. It is longer than the time without a request
+/// after which a process counts as idle.
 const REAL_TIME_RECONCILE_SYNC: Duration = Duration::from_secs(5);
 /// Interval of orphan scans, if the simulation enables them.
 const ORPHAN_SCAN_INTERVAL: Duration = Duration::from_secs(3600);
-/// Number of times that the runtime polls all ready tasks until a request has passed the buffer of its client.
+/// Number of times that the runtime polls all ready tasks until a request has passed the buffer of its
+/// client.
 const CLIENT_TICKS: usize = 4;
 /// Time of the clock at which a term has ended, in seconds.
 const AFTER_TERM: u64 = 1;
@@ -227,8 +228,8 @@ impl Simulation {
         Self::in_process(InProcessCluster::new(), roles, create_faults, delete_faults)
     }
 
-    /// Like [`Self::new`], but a watch lasts for an hour, and only one bookmark precedes its end. Most time of
-    /// a run is idle, and with the watches of a cluster most requests are those of idle watches.
+    /// Like [`Self::new`], but a watch lasts for an hour, and only one bookmark precedes its end. Most time
+    /// of a run is idle, and with the watches of a cluster most requests are those of idle watches.
     pub fn with_long_watches(
         roles: &[Role],
         create_faults: Vec<DriverFault>,

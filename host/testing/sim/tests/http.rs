@@ -1,6 +1,6 @@
 //! The scenario table on the embedded API server over TLS and HTTP, in real time, many rows once more with a
-//! crash, and repeated runs of two rows whose result depends on timing. Rows run concurrently, each on a server
-//! of its own.
+//! crash, and repeated runs of two rows whose result depends on timing. Rows run concurrently, each on a
+//! server of its own.
 
 #![expect(clippy::unwrap_used, reason = "a test's helper fails with its test")]
 
@@ -18,8 +18,8 @@ use tokio::task::JoinSet;
 /// of the table.
 const CONCURRENCY: usize = 36;
 
-/// Rows that run once more with a crash, besides [`always_crashed`]: so many that the test takes about 20 seconds
-/// longer.
+/// Rows that run once more with a crash, besides [`always_crashed`]: so many that the test takes about 20
+/// seconds longer.
 const CRASHED_ROWS: usize = 40;
 /// Environment variable with the seed of the rows and effects of the crashes.
 const SEED_VARIABLE: &str = "SIM_HTTP_SEED";

@@ -1,6 +1,6 @@
-//! The policies of `cofferdam render admission-policy`: requests of a node's account are allowed for the node of
-//! its token, and denied for others; those of an account with the role `startup-taint` are allowed if they remove
-//! the taint from a Node, and change nothing else.
+//! The policies of `cofferdam render admission-policy`: requests of a node's account are allowed for the node
+//! of its token, and denied for others; those of an account with the role `startup-taint` are allowed if they
+//! remove the taint from a Node, and change nothing else.
 
 use anyhow::{Context as _, Result, bail, ensure};
 use http::{Method, Request, header::CONTENT_TYPE};
@@ -82,7 +82,8 @@ async fn apply_policies(cluster: &Cluster<'_>, policy: &str, account: &str) -> R
     Ok(())
 }
 
-/// Requests of the account with the role `startup-taint` about a node whose first taint is that of the driver.
+/// Requests of the account with the role `startup-taint` about a node whose first taint is that of the
+/// driver.
 fn taint_cases() -> Vec<PolicyCase> {
     let case = |path: &str, operations: Value, denial: Option<&'static str>| PolicyCase {
         account: TAINT_ACCOUNT,

@@ -179,9 +179,9 @@ pub(super) async fn under_load(
     claims.wait_bound(numbers.end, TIMEOUT).await
 }
 
-/// Deletes the node's pod of the release, and then the pod with the volume, as on a node that is removed. The first
-/// one has to wait for the second one, which takes some seconds to end: its preStop hook sees that the node is
-/// cordoned.
+/// Deletes the node's pod of the release, and then the pod with the volume, as on a node that is removed. The
+/// first one has to wait for the second one, which takes some seconds to end: its preStop hook sees that the
+/// node is cordoned.
 async fn drain_node(cluster: &Cluster<'_>) -> Result<()> {
     let users: Api<Pod> = Api::namespaced(cluster.client().clone(), USERS);
     let drivers: Api<Pod> = Api::namespaced(cluster.client().clone(), NODE_NAMESPACE);

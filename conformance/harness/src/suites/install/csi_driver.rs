@@ -1,8 +1,8 @@
 //! An existing CSI driver as containers of the chart's pods, with two replicas of the controller and with
 //! Secrets of a StorageClass. The node has the driver's start-up taint until the driver is registered.
 //!
-//! The image is replaced, and the former one restored, by the commands of docs/high-availability.md. At the end it
-//! is gone, so that the chart's check cannot run before `helm uninstall`.
+//! The image is replaced, and the former one restored, by the commands of docs/high-availability.md. At the
+//! end it is gone, so that the chart's check cannot run before `helm uninstall`.
 
 use anyhow::{Context as _, Result, ensure};
 use k8s_openapi::api::core::v1::{Node, Pod};
@@ -102,7 +102,8 @@ pub(super) async fn install(cluster: &Cluster<'_>, node: &KubeletNode) -> Result
     cluster.ensure_nothing_left(RELEASE).await
 }
 
-/// Applies the policy of the role `startup-taint` before the rights that it restricts, which the chart creates.
+/// Applies the policy of the role `startup-taint` before the rights that it restricts, which the chart
+/// creates.
 async fn apply_policy(cluster: &Cluster<'_>) -> Result<()> {
     let account = format!("{RELEASE}-controller");
     let render = ["render", "admission-policy", "--policy", "startup-taint", "--driver", DRIVER];

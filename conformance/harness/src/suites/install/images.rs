@@ -62,8 +62,8 @@ pub(super) async fn write_release(run: &SuiteRun, version: &str) -> Result<PathB
     Ok(archive)
 }
 
-/// The pinned packages. Debian's mirrors keep no superseded versions, so the suite uses the current ones if a pinned
-/// one is gone.
+/// The pinned packages. Debian's mirrors keep no superseded versions, so the suite uses the current ones if a
+/// pinned one is gone.
 fn load_packages(run: &SuiteRun) -> Result<Packages> {
     let pins = Pins::read(&source_directory().join("deploy/image/packages.toml"))?;
     let cache = PackageCache::new(package_cache()?);

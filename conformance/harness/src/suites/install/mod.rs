@@ -1,6 +1,7 @@
 //! The chart and the images, installed as a user does it: the images are imported into containerd, and Helm
-//! installs the chart on a real kubelet, with Pod Security enforced. The values name the images, the driver and
-//! the address of the API server; those of the CSI driver also select the role `startup-taint` and a name.
+//! installs the chart on a real kubelet, with Pod Security enforced. The values name the images, the driver
+//! and the address of the API server; those of the CSI driver also select the role `startup-taint` and a
+//! name.
 
 mod admission;
 mod component;
@@ -83,8 +84,8 @@ impl Cluster<'_> {
         }))
     }
 
-    /// Lets the API server validate `deploy/manifests` strictly, without storing an object. Their namespaces exist
-    /// while a release is installed.
+    /// Lets the API server validate `deploy/manifests` strictly, without storing an object. Their namespaces
+    /// exist while a release is installed.
     async fn dry_run_manifests(&self) -> Result<()> {
         let directory = helm::source_directory().join("deploy/manifests");
         let mut files: Vec<_> =

@@ -45,8 +45,8 @@ fn default_base() -> String {
     "component".to_owned()
 }
 
-/// An account that the chart renders for a file of values, and the flags with which `cofferdam render rbac` prints
-/// the same rights.
+/// An account that the chart renders for a file of values, and the flags with which `cofferdam render rbac`
+/// prints the same rights.
 const RIGHTS: [(&str, &str, &[&str]); 3] = [
     ("component", "my-array-cofferdam-controller", &CENTRAL_FLAGS),
     ("csi-driver", "my-array-cofferdam-controller", &CENTRAL_FLAGS),

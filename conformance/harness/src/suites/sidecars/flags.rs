@@ -31,8 +31,8 @@ const MAX_PARSE_TIME: Duration = Duration::from_secs(10);
 const VALUES: &[&str] =
     &["", "T", "0", "-1", "0x10", "99999999999999999999", "1.0", "1m0s", "-5s", "a=b", "a:1,b:2"];
 
-/// The section "Stricter values" of `docs/sidecar-flags.md`: flags, and those of [`VALUES`] that their sidecars
-/// accept and Cofferdam rejects.
+/// The section "Stricter values" of `docs/sidecar-flags.md`: flags, and those of [`VALUES`] that their
+/// sidecars accept and Cofferdam rejects.
 const STRICTER: &[(&[&str], &[&str])] = &[
     (
         &[
@@ -103,7 +103,7 @@ pub(in crate::suites) async fn run(run: &SuiteRun) -> Result<()> {
     Ok(())
 }
 
-/// What all comparisons together have found.
+/// The results of all comparisons together.
 #[derive(Default)]
 struct Comparison {
     /// Names of the flags.

@@ -3,8 +3,8 @@
 //! flight. The driver's own log shows when another replica calls the driver, and that no call begins for a
 //! volume while another one is in flight, except one whose process was killed or stopped.
 //!
-//! The same faults happen to replicas of csi-provisioner in `UPSTREAM_ROUNDS` rounds. Their results are printed
-//! and not checked.
+//! The same faults happen to replicas of csi-provisioner in `UPSTREAM_ROUNDS` rounds. Their results are
+//! printed and not checked.
 
 mod call_log;
 mod faults;

@@ -54,7 +54,7 @@ const LEADER_ELECTION: [&str; 4] = [
     "--leader-election-retry-period=1s",
 ];
 
-/// How a leader ends.
+/// The end of a leader.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum End {
     /// SIGKILL of all replicas of the leader's implementation.

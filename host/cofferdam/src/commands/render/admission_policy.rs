@@ -1,8 +1,8 @@
 //! Policies that restrict accounts beyond their RBAC rules.
 //!
 //! RBAC has no rule that is restricted to a node. The token of a pod names the pod's node, and a
-//! ValidatingAdmissionPolicy compares it with the objects of a request. Nor has RBAC a rule that is restricted to
-//! the taints of Nodes.
+//! ValidatingAdmissionPolicy compares it with the objects of a request. Nor has RBAC a rule that is
+//! restricted to the taints of Nodes.
 
 use cofferdam_cluster::{deletion_freeze::RESTORE_MARKER_NAME, journal};
 use cofferdam_domain::names::{self, NODE_TOPOLOGY_KEY};
@@ -74,8 +74,8 @@ pub(crate) fn node_local_policies(target: &AdmissionTarget<'_>) -> Vec<Value> {
     .collect()
 }
 
-/// The policy of an account with the role `startup-taint`, with its binding: of Nodes, the account changes only
-/// the start-up taint of the driver.
+/// The policy of an account with the role `startup-taint`, with its binding: of Nodes, the account changes
+/// only the start-up taint of the driver.
 pub(crate) fn startup_taint_policies(target: &AdmissionTarget<'_>) -> Vec<Value> {
     policy_and_binding("cofferdam-startup-taint", node_checks(target), target).into()
 }
@@ -145,9 +145,9 @@ fn volume_checks(target: &AdmissionTarget<'_>) -> PolicyChecks {
     }
 }
 
-/// Of claims, only the annotation of the selected node changes, to or from the token's node, and only before the
-/// claim has a volume. The status, but not its phase and access modes, changes for claims whose selected node it
-/// is.
+/// Of claims, only the annotation of the selected node changes, to or from the token's node, and only before
+/// the claim has a volume. The status, but not its phase and access modes, changes for claims whose selected
+/// node it is.
 fn claim_checks() -> PolicyChecks {
     let annotations = |object: &str| format!("{object}.metadata.?annotations.orValue({{}})");
     let selected = |object: &str| format!("{object}.metadata.?annotations[?'{SELECTED_NODE}']");

@@ -258,8 +258,8 @@ fn volumes_in_use() -> Vec<Scenario> {
                 Delete(NODE),
                 Delete(POD_FORCE_DELETE),
                 Wait(Duration::from_secs(359)),
-                // Watches of different kinds are not ordered: the Node, which does not report the volume in use,
-                // might be seen before the pod.
+                // Watches of different kinds are not ordered: the Node, which does not report the volume in
+                // use, might be seen before the pod.
                 Create(pod("p", "a")),
                 Settle,
                 Create(ready_node("node-1")),

@@ -98,13 +98,13 @@ fn zoned_volume() -> [UserAction; 2] {
 /// attempts by a digest of the claim's UID, the node and the attempt, and the UID is random in real time.
 const CLAIM_RACE: &[(EnvironmentKind, &str)] = &in_real_time("in real time either node may win the claim");
 
-/// Reason to skip the row in which no node has capacity: the short delays of competing nodes in real time bound
-/// the pause between their attempts, too.
+/// Reason to skip the row in which no node has capacity: the short delays of competing nodes in real time
+/// bound the pause between their attempts, too.
 const CAPACITY_POLLED: &[(EnvironmentKind, &str)] =
     &in_real_time("each process calls GetCapacity more often than an idle process may");
 
-/// Events that may occur or not in real time: pv-controller emits ExternalProvisioning if a node's process needs
-/// more than a second to provision the claim, as on a busy machine.
+/// Events that may occur or not in real time: pv-controller emits ExternalProvisioning if a node's process
+/// needs more than a second to provision the claim, as on a busy machine.
 const DELAYED_EVENTS: &[&str] = &["a Normal ExternalProvisioning"];
 
 const BOUND_ON_N1: &[&str] = &["of-a Bound a topology.cofferdam.dev/node=n1"];

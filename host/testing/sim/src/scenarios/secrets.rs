@@ -349,7 +349,8 @@ fn open_creations() -> Vec<Scenario> {
         },
         Scenario {
             name: "claim and Secret deleted during CreateVolume: the volume is deleted without the Secret",
-            // A process that crashes in the call needs the Secret to repeat it: until then, its intent is stuck.
+            // A process that crashes in the call needs the Secret to repeat it: until then, its intent is
+            // stuck.
             actions: with_secret([
                 Create(claim("a", "gold")),
                 Until(Event(STUCK_EVENT)),

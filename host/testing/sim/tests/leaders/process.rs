@@ -50,7 +50,7 @@ const TICKS: usize = 16;
 /// run has.
 const MAX_STEPS: usize = 1_000;
 
-/// Whether a process runs.
+/// The state of a process: running or not.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Mode {
     Running,
@@ -176,7 +176,7 @@ impl Process {
         let end = self.clocks.started + Duration::from_secs_f64(self.elapsed);
         self.runtime.block_on(async {
             if missed > 0.0 {
-                // What is ready runs before a timer does.
+                // Ready tasks run before a timer does.
                 advance(Duration::from_secs_f64(missed)).await;
             }
             sleep_until(end).await;

@@ -285,7 +285,7 @@ fn lose_intents(world: &World) {
     }
 }
 
-/// What is left to do: objects that have not converged, and volumes without an owner.
+/// The work that is left: objects that have not converged, and volumes without an owner.
 fn remaining(world: &World) -> Vec<String> {
     let text = |object: &Value, pointer: &str| {
         object.pointer(pointer).and_then(Value::as_str).unwrap_or_default().to_owned()

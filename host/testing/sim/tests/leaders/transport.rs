@@ -88,8 +88,8 @@ impl Connection {
     }
 }
 
-/// Carries a request out, in the runtime of the API server. The result goes nowhere if the process has dropped
-/// the request or died.
+/// Carries a request out, in the runtime of the API server. The result goes nowhere if the process has
+/// dropped the request or died.
 async fn carry_out(
     world: Arc<World>,
     process: ProcessId,

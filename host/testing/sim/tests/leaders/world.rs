@@ -1,4 +1,4 @@
-//! What all processes of a run share: the API server, the storage array, and the record of effects, which is
+//! The things that all processes of a run share: the API server, the storage array, and the record of effects, which is
 //! checked against the invariants when an effect begins.
 
 use std::{
@@ -42,7 +42,7 @@ pub(crate) struct Lease {
     transitions: i64,
 }
 
-/// What the world knows of a process.
+/// The record of a process.
 #[derive(Debug, Default)]
 pub(crate) struct ProcessRecord {
     pub(crate) is_dead: bool,

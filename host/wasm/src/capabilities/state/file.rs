@@ -114,8 +114,8 @@ pub enum StateFileError {
 pub(super) struct FileBlobs {
     limit: usize,
     path: PathBuf,
-    /// `None` after a failure, until the file is opened again: after a failed write, such as to a full disk, redb
-    /// rejects every further access.
+    /// `None` after a failure, until the file is opened again: after a failed write, such as to a full disk,
+    /// redb rejects every further access.
     database: RwLock<Option<Database>>,
     /// Number of entries and their bytes after the last commit; readable without disk access.
     usage: Mutex<(usize, usize)>,

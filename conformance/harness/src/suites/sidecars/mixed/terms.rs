@@ -82,7 +82,8 @@ impl fmt::Display for Summary {
 
 /// Checks that every write of `replicas`, except of Leases, events and reviews, was received after a write
 /// that set its replica as the holder of `lease`, and before a write that set another one or none. A write of
-/// the Lease with an unknown result starts and ends no term: its replica does not lead before a later success.
+/// the Lease with an unknown result starts and ends no term: its replica does not lead before a later
+/// success.
 ///
 /// # Errors
 /// The first other write, a holder that is not the writer, or an implementation that led less than twice.
@@ -153,7 +154,8 @@ mod tests {
     use super::*;
     use crate::{audit, suites::sidecars::slot::PROVISIONER};
 
-    /// An event of the audit log: replica, verb, resource, seconds of the request and of the response, holder.
+    /// An event of the audit log: replica, verb, resource, seconds of the request and of the response,
+    /// holder.
     type Row = (usize, &'static str, &'static str, u32, u32, &'static str);
 
     fn replicas() -> [Replica; 2] {

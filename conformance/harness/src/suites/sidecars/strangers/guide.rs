@@ -79,7 +79,7 @@ async fn shell(run: &SuiteRun, plane: &ControlPlane, command: &str) -> Result<St
     process::run_to_completion("/usr/bin/env", &[&path, &kubeconfig, &home, "bash", "-c", command]).await
 }
 
-/// What the commands of step 1 print: the first words of their lines.
+/// The first words of the lines that the commands of step 1 print.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct ClusterLists {
     /// StorageClasses whose parameters name Secrets.
