@@ -29,18 +29,10 @@ const TEXT: &str = "written before the upgrade";
 
 pub(super) async fn install(cluster: &Cluster<'_>) -> Result<()> {
     let helm = Helm::new(cluster.run, cluster.plane, HelmVersion::Three)?;
-    let component = cluster.run.directory().join("memory.wasm");
-    std::fs::write(&component, cofferdam_carried::MEMORY)?;
-    let component = component.display().to_string();
-    let from_file = format!("--from-file=memory.wasm={component}");
-    cluster.kubectl.run(&["create", "configmap", "memory", "--namespace", NAMESPACE, &from_file]).await?;
-    let manifest = cluster.run.directory().join("manifest.json");
-    let inspected = ["backend", "inspect", &component, "--output", "manifest"];
-    std::fs::write(&manifest, process::run_to_completion(cluster.run.program(), &inspected).await?)?;
+    let manifest = create_config_map(cluster, NAMESPACE, "memory", cofferdam_carried::MEMORY).await?;
     create_state_volume(cluster).await?;
 
     let values = write_values(cluster.run, "component-values", &values(cluster)?)?;
-    let manifest = format!("driver.manifest={}", manifest.display());
     let release = ["--namespace", NAMESPACE, "--values", &values, "--set-file", &manifest];
     let started = tokio::time::Instant::now();
     helm.run(&[&["install", RELEASE, "CHART"], release.as_slice()].concat()).await?;
@@ -89,6 +81,24 @@ pub(super) async fn install(cluster: &Cluster<'_>) -> Result<()> {
     cluster.wait_without_volumes(DRIVER).await?;
     helm.run(&uninstall).await?;
     cluster.ensure_nothing_left(RELEASE).await
+}
+
+/// Creates a ConfigMap with a component, under the key `NAME.wasm`. Returns Helm's value that sets its manifest.
+pub(super) async fn create_config_map(
+    cluster: &Cluster<'_>,
+    namespace: &str,
+    name: &str,
+    component: &[u8],
+) -> Result<String> {
+    let file = cluster.run.directory().join(format!("{name}.wasm"));
+    std::fs::write(&file, component)?;
+    let file = file.display().to_string();
+    let from_file = format!("--from-file={name}.wasm={file}");
+    cluster.kubectl.run(&["create", "configmap", name, "--namespace", namespace, &from_file]).await?;
+    let manifest = cluster.run.directory().join(format!("{name}-manifest.json"));
+    let inspected = ["backend", "inspect", &file, "--output", "manifest"];
+    std::fs::write(&manifest, process::run_to_completion(cluster.run.program(), &inspected).await?)?;
+    Ok(format!("driver.manifest={}", manifest.display()))
 }
 
 /// The values, which name the driver. Its state is on a volume, so that it survives an upgrade.

@@ -5,11 +5,8 @@
 //! end it is gone, so that the chart's check cannot run before `helm uninstall`.
 
 use anyhow::{Context as _, Result, ensure};
-use k8s_openapi::api::core::v1::{Node, Pod};
-use kube::{
-    Api,
-    api::{DeleteParams, PostParams},
-};
+use k8s_openapi::api::core::v1::Node;
+use kube::Api;
 use serde_json::{Value, json};
 
 use super::{
@@ -22,7 +19,7 @@ use crate::{
     claims::Claims,
     class_secret::{CONTROLLER_METHODS, ClassSecret, NODE_METHODS},
     node::KubeletNode,
-    pod, process,
+    process,
     wait::until,
 };
 
@@ -62,19 +59,7 @@ pub(super) async fn install(cluster: &Cluster<'_>, node: &KubeletNode) -> Result
     .await?;
 
     claims.create(0..1).await?;
-    let pods: Api<Pod> = Api::namespaced(cluster.client().clone(), USERS);
-    let script = format!("echo text > {0}/file; cat {0}/file", pod::MOUNT_PATH);
-    let pod = serde_json::from_value(pod::with_claim("user", "claim-0", &script))?;
-    pods.create(&PostParams::default(), &pod).await?;
-    until("the pod has ended", TIMEOUT, async || {
-        let status = pods.get("user").await?.status.context("no status")?;
-        let phase = status.phase.as_deref().unwrap_or_default();
-        let events = ["get", "events", "--namespace", USERS, "--field-selector", "type=Warning"];
-        ensure!(phase == "Succeeded", "it is {phase}: {}", cluster.kubectl.run(&events).await?);
-        Ok(())
-    })
-    .await?;
-    pods.delete("user", &DeleteParams::default()).await?;
+    cluster.run_pod(USERS, "claim-0").await?;
     let mut created = 1;
     for version in [VERSIONS[1], VERSIONS[0]] {
         let next = created + CLAIMS;

@@ -8,6 +8,7 @@ mod component;
 mod csi_driver;
 mod helm;
 mod images;
+mod node_local;
 mod values;
 
 use std::time::Duration;
@@ -17,13 +18,17 @@ use k8s_openapi::api::{
     apps::v1::{DaemonSet, Deployment},
     core::v1::{Namespace, PersistentVolume, Pod},
 };
-use kube::{Api, Client, api::PostParams};
+use kube::{
+    Api, Client,
+    api::{DeleteParams, PostParams},
+};
 use serde_json::{Value, json};
 
 use crate::{
     account::Kubectl,
     control_plane::{ControlPlane, ControlPlaneOptions},
     node::KubeletNode,
+    pod,
     run::SuiteRun,
     wait::until,
 };
@@ -54,6 +59,7 @@ pub(super) async fn run(run: &SuiteRun) -> Result<()> {
     admission::check(&cluster).await.context("admission policies")?;
     cluster.create_restricted_namespace(NAMESPACE).await?;
     component::install(&cluster).await.context("component")?;
+    node_local::install(&cluster).await.context("node-local component")?;
     // The chart keeps it: it may have other drivers, and the next release creates its own.
     cluster.kubectl.run(&["delete", "namespace", NODE_NAMESPACE]).await?;
     csi_driver::install(&cluster, &node).await.context("CSI driver")?;
@@ -175,6 +181,24 @@ impl Cluster<'_> {
             .collect();
         let events = ["get", "events", "--namespace", namespace, "--field-selector", "type=Warning"];
         Ok(format!("{} {}", pods.join("; "), self.kubectl.run(&events).await?))
+    }
+
+    /// Runs a pod that writes to the volume of a claim and reads it, and deletes the pod.
+    async fn run_pod(&self, namespace: &str, claim: &str) -> Result<()> {
+        let pods: Api<Pod> = Api::namespaced(self.client().clone(), namespace);
+        let script = format!("echo text > {0}/file; cat {0}/file", pod::MOUNT_PATH);
+        let pod = serde_json::from_value(pod::with_claim("user", claim, &script))?;
+        pods.create(&PostParams::default(), &pod).await?;
+        until("the pod has ended", TIMEOUT, async || {
+            let status = pods.get("user").await?.status.context("no status")?;
+            let phase = status.phase.as_deref().unwrap_or_default();
+            let events = ["get", "events", "--namespace", namespace, "--field-selector", "type=Warning"];
+            ensure!(phase == "Succeeded", "it is {phase}: {}", self.kubectl.run(&events).await?);
+            Ok(())
+        })
+        .await?;
+        pods.delete("user", &DeleteParams::default()).await?;
+        Ok(())
     }
 
     /// Waits until the driver has no PersistentVolume.
