@@ -97,7 +97,8 @@ async fn apply_policy(cluster: &Cluster<'_>) -> Result<()> {
         process::run_to_completion(cluster.run.program(), &[render.as_slice(), &flags].concat()).await?;
     let file = cluster.run.directory().join("policy.yaml");
     std::fs::write(&file, policy)?;
-    cluster.kubectl.run(&["apply", "--filename", &file.display().to_string()]).await?;
+    let apply = ["apply", "--server-side", "--field-manager=helm", "--filename"];
+    cluster.kubectl.run(&[apply.as_slice(), &[&file.display().to_string()]].concat()).await?;
     Ok(())
 }
 
