@@ -40,6 +40,14 @@ pub(super) async fn install(cluster: &Cluster<'_>) -> Result<()> {
     cluster.wait_available(&namespaces, RELEASE).await?;
     cluster.run.add_note(&format!("a component is ready after {:.1} s", started.elapsed().as_secs_f64()))?;
     cluster.dry_run_manifests().await.context("strict dry run")?;
+    match helm.run(&[&["install", "second", "CHART"], release.as_slice()].concat()).await {
+        Ok(output) => bail!("a second release of the driver is installed: {output}"),
+        Err(error) => {
+            let text = format!("{error:#}");
+            let expected = format!("the release {RELEASE} in the namespace {NAMESPACE} has this one");
+            ensure!(text.contains(&expected), "a second release: {text}: expected {expected:?}");
+        }
+    }
 
     let claims = Claims::with_class(cluster.client(), USERS, "memory").await?;
     claims.create(0..1).await?;
