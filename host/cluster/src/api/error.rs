@@ -56,11 +56,6 @@ pub enum ApiError {
 }
 
 impl ApiError {
-    /// Returns true if a write with this error may have taken effect, or may do so later.
-    pub(crate) const fn is_outcome_unknown(&self) -> bool {
-        matches!(self, Self::Unavailable { .. } | Self::InvalidResponse { .. })
-    }
-
     /// An [`ApiError::InvalidResponse`].
     pub fn invalid_response(target: &str, cause: impl fmt::Display) -> Self {
         Self::InvalidResponse { target: target.to_owned(), message: cause.to_string() }

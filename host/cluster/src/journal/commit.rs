@@ -253,7 +253,7 @@ impl Journal {
                     self.invalidate(index);
                 }
                 Err(error) => {
-                    if error.is_outcome_unknown() {
+                    if error.is_result_unknown() {
                         self.note_unknown_write(index, batch.keys());
                     }
                     return self.requeue_failed(index, batch, &error);

@@ -82,9 +82,6 @@ impl fmt::Display for ForeignChange {
             f.write_str(if uids.len() > MAX_NAMED { ", …)" } else { ")" })?;
             separator = ", ";
         }
-        if self.is_empty() {
-            f.write_str("no intent")?;
-        }
         Ok(())
     }
 }

@@ -326,7 +326,7 @@ impl Journal {
                 self.inner.writer.api().send_json_for_version(Method::POST, &collection, &body, &target).await
             }
         };
-        if sent.as_ref().is_err_and(ApiError::is_outcome_unknown) {
+        if sent.as_ref().is_err_and(ApiError::is_result_unknown) {
             self.note_unknown_write(index, std::iter::empty());
         }
         let response = sent?;

@@ -46,28 +46,28 @@ impl JournalReports {
 
     /// Emits the event of a loss on the ConfigMap that names the new owner.
     pub(super) fn emit_loss(&self, config_map: ObjectReference, driver: &DriverName, loss: &JournalLoss) {
-        self.events.publish(Event {
-            involved_object: config_map,
-            event_type: EventType::Warning,
-            reason: TAKEN_REASON,
-            note: format!(
-                "{loss} of driver {driver}; the process that owned it \
-                 sends no CreateVolume request until the journal has not changed for a minute"
-            ),
-            component: self.component.clone(),
-        });
+        let note = format!(
+            "{loss} of driver {driver}; the process that owned it sends no CreateVolume request until the journal \
+             has not changed for a minute"
+        );
+        self.emit(config_map, TAKEN_REASON, note);
     }
 
     /// Emits the event of a change of intents by another client. `change` names the claims.
     pub(super) fn emit_foreign_change(&self, config_map: ObjectReference, driver: &DriverName, change: &str) {
+        let note = format!(
+            "another client has changed the intent journal of driver {driver}: {change}; a volume without its \
+             intent can leak if this process ends"
+        );
+        self.emit(config_map, CHANGED_REASON, note);
+    }
+
+    fn emit(&self, config_map: ObjectReference, reason: &'static str, note: String) {
         self.events.publish(Event {
             involved_object: config_map,
             event_type: EventType::Warning,
-            reason: CHANGED_REASON,
-            note: format!(
-                "another client has changed the intent journal of driver {driver}: {change}; a volume without \
-                 its intent can leak if this process ends"
-            ),
+            reason,
+            note,
             component: self.component.clone(),
         });
     }

@@ -239,14 +239,7 @@ async fn start_pod(cluster: &Cluster<'_>, claim: &str) -> Result<()> {
     let pods: Api<Pod> = Api::namespaced(cluster.client().clone(), USERS);
     let pod = serde_json::from_value(pod::with_claim("user", claim, &script))?;
     pods.create(&PostParams::default(), &pod).await?;
-    until("the pod runs", TIMEOUT, async || {
-        let status = pods.get("user").await?.status.context("no status")?;
-        let phase = status.phase.as_deref().unwrap_or_default();
-        let events = ["get", "events", "--namespace", USERS, "--field-selector", "type=Warning"];
-        ensure!(phase == "Running", "it is {phase}: {}", cluster.kubectl.run(&events).await?);
-        Ok(())
-    })
-    .await
+    cluster.wait_phase(&pods, USERS, "Running").await
 }
 
 /// Checks that the pod of [`start_pod`] has never restarted, and reads its volume.

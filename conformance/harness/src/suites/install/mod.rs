@@ -189,16 +189,21 @@ impl Cluster<'_> {
         let script = format!("echo text > {0}/file; cat {0}/file", pod::MOUNT_PATH);
         let pod = serde_json::from_value(pod::with_claim("user", claim, &script))?;
         pods.create(&PostParams::default(), &pod).await?;
-        until("the pod has ended", TIMEOUT, async || {
+        self.wait_phase(&pods, namespace, "Succeeded").await?;
+        pods.delete("user", &DeleteParams::default()).await?;
+        Ok(())
+    }
+
+    /// Waits until the pod `user` of a namespace has this phase.
+    async fn wait_phase(&self, pods: &Api<Pod>, namespace: &str, expected: &str) -> Result<()> {
+        until(&format!("the pod is {expected}"), TIMEOUT, async || {
             let status = pods.get("user").await?.status.context("no status")?;
             let phase = status.phase.as_deref().unwrap_or_default();
             let events = ["get", "events", "--namespace", namespace, "--field-selector", "type=Warning"];
-            ensure!(phase == "Succeeded", "it is {phase}: {}", self.kubectl.run(&events).await?);
+            ensure!(phase == expected, "it is {phase}: {}", self.kubectl.run(&events).await?);
             Ok(())
         })
-        .await?;
-        pods.delete("user", &DeleteParams::default()).await?;
-        Ok(())
+        .await
     }
 
     /// Waits until the driver has no PersistentVolume.
