@@ -45,7 +45,8 @@ pub(super) async fn run(run: &SuiteRun) -> Result<()> {
     let mut inner = start(run, PANIC_SUITE, "panic")?;
     let status = inner.process.wait_exit(TIMEOUT).await?;
     ensure!(status.code() == Some(1), "{status} after a panic: expected 1");
-    ensure!(ready_file(run, "panic", PANIC_SUITE, &inner).exists(), "it has not made a mess");
+    let file = ready_file(run, "panic", PANIC_SUITE, &inner);
+    ensure!(file.exists(), "{} is missing: expected {PANIC_SUITE} to write it, see panic.log", file.display());
     wait_clean(&inner, "a panic").await?;
 
     let mut inner = start_and_wait(run, "interrupt").await?;
