@@ -128,12 +128,19 @@ dict "context" "plan" "withDriver".
 {{- end }}
 {{- end -}}
 
-{{/* Container of a CSI driver: dict "context" "csi" "mounts" (a list) "securityContext", and "livenessPort" of the process that probes it. */}}
+{{/*
+Container of a CSI driver: dict "context" "csi" "mounts" (a list) "securityContext", "probe" (port and settings of the process that calls
+Probe), and "sidecar", true for an init container that runs as long as the pod.
+*/}}
 {{- define "cofferdam.csiContainer" -}}
 {{- $directory := default "/csi" .csi.socketDir -}}
+{{- $probe := dict "path" "/healthz/driver" "port" (int .probe.port) "timeout" (include "cofferdam.probeTimeout" .probe.settings) -}}
 - name: driver
   image: {{ .csi.image }}
   imagePullPolicy: {{ default "IfNotPresent" .csi.imagePullPolicy }}
+  {{- if .sidecar }}
+  restartPolicy: Always
+  {{- end }}
   terminationMessagePolicy: FallbackToLogsOnError
   {{- with .csi.command }}
   command:
@@ -158,13 +165,20 @@ dict "context" "plan" "withDriver".
     {{- with .csi.env }}
     {{- toYaml . | nindent 4 }}
     {{- end }}
+  {{- with .csi.envFrom }}
+  envFrom:
+    {{- toYaml . | nindent 4 }}
+  {{- end }}
   {{- with .csi.metricsPort }}
   ports:
     - name: driver-metrics
       containerPort: {{ int . }}
   {{- end }}
-  {{- with .livenessPort }}
-  {{- include "cofferdam.livenessProbe" (dict "port" (int .)) | nindent 2 }}
+  {{- include "cofferdam.startupProbe" $probe | nindent 2 }}
+  {{- include "cofferdam.livenessProbe" $probe | nindent 2 }}
+  {{- with .csi.lifecycle }}
+  lifecycle:
+    {{- toYaml . | nindent 4 }}
   {{- end }}
   {{- with .csi.resources }}
   resources:
@@ -186,10 +200,23 @@ dict "context" "plan" "withDriver".
     {{- end }}
 {{- end -}}
 
-{{/* Probes of a process that calls the driver, on the port `.port`. */}}
-{{- define "cofferdam.probes" -}}
-{{- include "cofferdam.readinessProbe" (dict "path" .ready "port" .port) }}
-{{ include "cofferdam.livenessProbe" . }}
+{{/* Probes of a process that calls the driver, on the port `.port`: it listens after the driver is connected, or compiled. */}}
+{{- define "cofferdam.callerProbes" -}}
+{{- $alive := dict "path" "/healthz" "port" .port -}}
+{{- include "cofferdam.startupProbe" $alive }}
+{{ include "cofferdam.readinessProbe" (dict "path" "/readyz" "port" .port) }}
+{{ include "cofferdam.livenessProbe" $alive }}
+{{- end -}}
+
+{{/* A probe: dict "path" "port", and "timeout" if it takes longer than 5 s. */}}
+{{- define "cofferdam.startupProbe" -}}
+startupProbe:
+  httpGet:
+    path: {{ .path }}
+    port: {{ .port }}
+  periodSeconds: 5
+  timeoutSeconds: {{ default 5 .timeout }}
+  failureThreshold: 120
 {{- end -}}
 
 {{- define "cofferdam.readinessProbe" -}}
@@ -198,14 +225,20 @@ readinessProbe:
     path: {{ .path }}
     port: {{ .port }}
   periodSeconds: 5
+  timeoutSeconds: {{ default 5 .timeout }}
 {{- end -}}
 
 {{- define "cofferdam.livenessProbe" -}}
 livenessProbe:
   httpGet:
-    path: /healthz
+    path: {{ .path }}
     port: {{ .port }}
   periodSeconds: 20
-  timeoutSeconds: 5
+  timeoutSeconds: {{ default 5 .timeout }}
   failureThreshold: 5
+{{- end -}}
+
+{{/* Seconds of a probe whose page calls Probe of the driver: more than the setting probe-timeout. */}}
+{{- define "cofferdam.probeTimeout" -}}
+{{- max 5 (add 2 (include "cofferdam.seconds" (dig "probe-timeout" "3s" . | toString) | int)) -}}
 {{- end -}}

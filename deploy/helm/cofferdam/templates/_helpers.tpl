@@ -61,6 +61,7 @@ What the values mean, as JSON:
   nodePlacement    the placement by which the account of the nodes gets its rights
   preStop          the container `cofferdam` of the DaemonSet waits for the volumes of a drained node
   nodeApi          the container `cofferdam` of the DaemonSet calls the API
+  nodeToken        a container of the DaemonSet calls the API
   replicas, recreate   of the Deployment
   controller, node, nodeNamespace, controllerAccount, nodeAccount
   manifest         the component's manifest
@@ -97,7 +98,15 @@ What the values mean, as JSON:
 {{- end -}}
 {{- end -}}
 {{- end -}}
+{{- if and .Values.controller.enabled .Values.controller.extraContainers (not $central) -}}
+{{- fail "controller.extraContainers is set, and the release has no Deployment: expected node.extraContainers, because the driver is on its nodes" -}}
+{{- end -}}
 {{- $preStop := and $component .Values.node.preStop.enabled -}}
+{{- $nodeApi := and $component (or $hasLabels $preStop) -}}
+{{- $nodeToken := or $nodeApi $local (dig "serviceAccountToken" false .Values.driver.csi.node) -}}
+{{- range .Values.node.extraContainers -}}
+{{- range .volumeMounts -}}{{- if eq .name "token" -}}{{- $nodeToken = true -}}{{- end -}}{{- end -}}
+{{- end -}}
 {{- $singleOwner := eq (include "cofferdam.hasSingleOwner" .) "true" -}}
 {{- $ownsData := and $singleOwner (not $nodeLocal) -}}
 {{- $replicas := default (ternary 1 2 $ownsData) .Values.controller.replicaCount -}}
@@ -112,7 +121,8 @@ What the values mean, as JSON:
   "localRoles" ($local | uniq)
   "nodeRoles" (ternary (list "node" "registrar" "liveness") (list "registrar" "liveness") $component)
   "nodePlacement" (ternary "node-labels" $placement (and (or $hasLabels $preStop) (ne $placement "csi-node")))
-  "nodeApi" (and $component (or $hasLabels $preStop))
+  "nodeApi" $nodeApi
+  "nodeToken" (not (empty $nodeToken))
   "preStop" $preStop
   "replicas" $replicas
   "recreate" $ownsData
@@ -211,6 +221,12 @@ numbers, booleans and of lists of them is also TOML.
 {{- $drain := dig "drain-timeout" "30s" .settings -}}
 {{- add 15 (include "cofferdam.seconds" (toString $drain) | int) -}}
 {{- end -}}
+{{- end -}}
+
+{{/* Field of pods, with a value `nodeSelector`: the values have precedence over the system. */}}
+{{- define "cofferdam.nodeSelector" -}}
+nodeSelector:
+  {{- merge (dict) (default dict .nodeSelector) (dict "kubernetes.io/os" "linux") | toYaml | nindent 2 }}
 {{- end -}}
 
 {{- define "cofferdam.startupTaintToleration" -}}

@@ -13,6 +13,9 @@
 {{- if and $image.digest (not (regexMatch "^sha256:[0-9a-f]{64}$" $image.digest)) -}}
 {{- fail (printf "%s.digest is %q: expected sha256: and 64 hexadecimal digits" $path $image.digest) -}}
 {{- end -}}
+{{- if regexMatch "[:@]" (splitList "/" $image.repository | last) -}}
+{{- fail (printf "%s.repository is %q: expected no tag and no digest, which %s.tag and %s.digest set" $path $image.repository $path $path) -}}
+{{- end -}}
 {{- end -}}
 
 {{- if not $driver.name -}}
@@ -106,12 +109,25 @@
 {{- end -}}
 {{- end -}}
 {{- end -}}
-{{- $existing := lookup "storage.k8s.io/v1" "CSIDriver" "" .Values.driver.name -}}
+{{- range $path, $classes := dict "storageClasses" .Values.storageClasses "volumeAttributesClasses" .Values.volumeAttributesClasses -}}
+{{- $names := dict -}}
+{{- range $classes -}}
+{{- if hasKey $names .name -}}{{- fail (printf "%s has the name %q twice: expected one class of a name" $path .name) -}}{{- end -}}
+{{- $_ := set $names .name true -}}
+{{- end -}}
+{{- end -}}
+{{- $createsDriver := dig "create" true .Values.driver.csiDriver -}}
+{{- $fields := keys (omit .Values.driver.csiDriver "create") | sortAlpha -}}
+{{- if and $fields (not $createsDriver) -}}
+{{- fail (printf "driver.csiDriver.create is false and driver.csiDriver.%s is set: expected no field of a CSIDriver that the chart does not create" (first $fields)) -}}
+{{- end -}}
+{{- $existing := dict -}}
+{{- if $createsDriver -}}{{- $existing = lookup "storage.k8s.io/v1" "CSIDriver" "" .Values.driver.name -}}{{- end -}}
 {{- $annotations := dig "metadata" "annotations" dict ($existing | default dict) -}}
 {{- $owner := dig "meta.helm.sh/release-name" "" $annotations -}}
 {{- $namespace := dig "meta.helm.sh/release-namespace" "" $annotations -}}
 {{- if and $owner (or (ne $owner .Release.Name) (ne $namespace .Release.Namespace)) -}}
-{{- fail (printf "driver.name is %q: expected a driver that no other release has; the release %s in the namespace %s has this one" .Values.driver.name $owner $namespace) -}}
+{{- fail (printf "driver.name is %q: expected a driver that no other release has; the release %s in the namespace %s has this one. If that release keeps the CSIDriver, set driver.csiDriver.create: false. If it is to be taken over, remove the CSIDriver's annotations meta.helm.sh/release-name and meta.helm.sh/release-namespace, and add --take-ownership" .Values.driver.name $owner $namespace) -}}
 {{- end -}}
 {{- end -}}
 
@@ -122,8 +138,8 @@
   (list $values.driver "settings" "secrets" "limits" "state" "pool" "csiDriver")
   (list $values.driver.component "configMap" "volume")
   (list $values.driver.csi "controller" "node")
-  (list $values.controller "settings" "updateStrategy")
-  (list $values.node "settings" "updateStrategy") -}}
+  (list $values.controller "settings" "updateStrategy" "affinity")
+  (list $values.node "settings" "updateStrategy" "provisionerSecurityContext") -}}
 {{- range $maps -}}
 {{- $parent := first . -}}
 {{- range rest . -}}
@@ -348,6 +364,12 @@
 {{- fail (printf "%s.ports.health and %s.ports.metrics are both %v: expected two ports" $part $part $settings.ports.health) -}}
 {{- end -}}
 {{- end -}}
+{{- if and $driver.csi.controller (not .nodeLocal) -}}
+{{- $ports := $controller.ports -}}
+{{- if has (int $ports.liveness) (list (int $ports.health) (int $ports.metrics)) -}}
+{{- fail (printf "controller.ports.liveness is %v, as is another port of controller.ports: expected three ports" $ports.liveness) -}}
+{{- end -}}
+{{- end -}}
 {{- if .nodeLocal -}}
 {{- range $port := list $controller.ports.health $controller.ports.metrics -}}
 {{- if has (int $port) (list (int $node.ports.health) (int $node.ports.metrics)) -}}
@@ -362,6 +384,12 @@
 {{- end -}}
 {{- if gt (dig "rollingUpdate" "maxSurge" 0 $node.updateStrategy | toString | trimSuffix "%" | int) 0 -}}
 {{- fail (printf "node.updateStrategy.rollingUpdate.maxSurge is %v: expected 0, because two pods of a node would serve one socket" $node.updateStrategy.rollingUpdate.maxSurge) -}}
+{{- end -}}
+{{- if and $node.tolerateAllTaints $node.tolerations -}}
+{{- fail "node.tolerations is set and node.tolerateAllTaints is true: expected node.tolerateAllTaints: false, or no tolerations" -}}
+{{- end -}}
+{{- if and $node.preStop.enabled (not $node.enabled) -}}
+{{- fail "node.preStop.enabled is true and node.enabled is false: expected both to be true" -}}
 {{- end -}}
 {{- if not (regexMatch "^/[^/]+(/[^/]+)*/?$" $node.kubeletPath) -}}
 {{- fail (printf "node.kubeletPath is %q: expected an absolute path other than /" $node.kubeletPath) -}}
