@@ -209,6 +209,20 @@ pub struct DataSource {
     pub kind: Box<str>,
     /// `name`
     pub name: Box<str>,
+    /// `namespace` of `spec.dataSourceRef`, if not empty.
+    pub namespace: Option<Box<str>>,
+}
+
+impl DataSource {
+    /// Returns `true` for a PersistentVolumeClaim.
+    pub fn is_claim(&self) -> bool {
+        self.group.is_empty() && *self.kind == *"PersistentVolumeClaim"
+    }
+
+    /// Returns `true` for a VolumeSnapshot.
+    pub fn is_snapshot(&self) -> bool {
+        *self.group == *"snapshot.storage.k8s.io" && *self.kind == *"VolumeSnapshot"
+    }
 }
 
 /// A PersistentVolumeClaim.
@@ -268,6 +282,14 @@ impl Claim {
         let has = Some(has).filter(|has| *has != requested);
         let target = Some(target).filter(|to| *to != requested && Some(*to) != has);
         [Some(requested), has, target].into_iter().flatten().filter(|name| !name.is_empty())
+    }
+
+    /// The claim from whose volume the content of this claim's volume is cloned. `None` if this claim has no
+    /// source, or a source of another kind or namespace.
+    pub fn source_claim(&self) -> Option<ClaimKey> {
+        let source = self.source.as_ref().filter(|source| source.is_claim())?;
+        let is_own = source.namespace.as_ref().is_none_or(|namespace| **namespace == *self.key.namespace);
+        is_own.then(|| ClaimKey::new(&*self.key.namespace, &*source.name))
     }
 
     /// `status.accessModes` in the order of the list, with duplicates.

@@ -51,6 +51,8 @@ pub const VAC_PROTECTION: &str = "kubernetes.io/vac-protection";
 /// any policy; with Retain or Recycle, the provisioner removes it.
 pub const PROVISIONER_FINALIZER: &str = "external-provisioner.volume.kubernetes.io/finalizer";
 
+/// Finalizer of a PVC whose volume is cloned.
+pub const CLONING_PROTECTION: &str = "provisioner.storage.kubernetes.io/cloning-protection";
 /// Finalizer of a PV that an in-tree plugin provisioned, with reclaim policy Delete: kube-controller-manager
 /// removes it after it has deleted the volume.
 pub const IN_TREE_FINALIZER: &str = "kubernetes.io/pv-controller";

@@ -6,7 +6,9 @@ use std::{
     time::Duration,
 };
 
-use cofferdam_domain::{DriverName, NodeName, Uid, VolumeName, ids::ResourceVersion};
+use cofferdam_domain::{
+    ClaimKey, DriverName, NodeName, Uid, VolumeName, ids::ResourceVersion, storage::ContentSource,
+};
 use jiff::Timestamp;
 use parking_lot::Mutex;
 use tokio::{
@@ -351,6 +353,24 @@ impl Journal {
         state.intents.contains_key(claim)
             || state.undecodable.contains(claim)
             || state.intents.values().any(|tracked| tracked.intent.request.name == volume.as_str())
+    }
+
+    /// Returns `true` if there is an intent for the claim. Includes intents that are not yet durable, and
+    /// undecodable ones.
+    pub fn has_intent_for_claim(&self, claim: &Uid) -> bool {
+        let state = self.inner.state.lock();
+        state.intents.contains_key(claim) || state.undecodable.contains(claim)
+    }
+
+    /// The claim of an intent whose volume has this content source. Includes intents that are not yet
+    /// durable. `None` if there is no such intent.
+    pub fn claim_with_source(&self, source: &ContentSource) -> Option<ClaimKey> {
+        let state = self.inner.state.lock();
+        let has_source = |intent: &Intent| intent.request.source.as_ref() == Some(source);
+        let mut intents = state.intents.values().map(|tracked| &tracked.intent);
+        let found =
+            intents.find(|intent| has_source(intent) || intent.mended.as_deref().is_some_and(has_source));
+        found.map(|intent| intent.claim.clone())
     }
 
     /// Waits until a read returns intents that were not known to be durable, such as those of another

@@ -61,6 +61,7 @@ impl Kind for Claim {
             api_group: Option<Box<str>>,
             kind: Box<str>,
             name: Box<str>,
+            namespace: Option<Box<str>>,
         }
         #[derive(Deserialize, Default)]
         #[serde(rename_all = "camelCase", default)]
@@ -95,7 +96,12 @@ impl Kind for Claim {
             selector: spec.selector.map(|labels| Box::new(selector(labels))),
             attributes_class: spec.volume_attributes_class_name.unwrap_or_default(),
             source: source.map(|s| {
-                Box::new(DataSource { group: s.api_group.unwrap_or_default(), kind: s.kind, name: s.name })
+                Box::new(DataSource {
+                    group: s.api_group.unwrap_or_default(),
+                    kind: s.kind,
+                    name: s.name,
+                    namespace: s.namespace.filter(|namespace| !namespace.is_empty()),
+                })
             }),
             phase: match status.phase.as_deref() {
                 Some("Bound") => ClaimPhase::Bound,

@@ -158,7 +158,7 @@ impl Provisioner {
                 if kind == RequestKind::Mended && error.as_ref().is_some_and(mending::is_already_exists) =>
             {
                 recorder.record(StepResult::Failed, message.clone(), Some(elapsed));
-                self.context.metrics.record_provision_failure(&request.class.name);
+                self.context.metrics.record_provision_failure(request);
                 let text = format!("{message}; sending the request again that was sent before the change");
                 self.emit_provisioning_failed(uid, text);
                 self.call_backoff.record_already_exists(request);
@@ -166,7 +166,7 @@ impl Provisioner {
             }
             CreateVerdict::Failed { message, permanent } => {
                 recorder.record(StepResult::Failed, message.clone(), Some(elapsed));
-                self.context.metrics.record_provision_failure(&request.class.name);
+                self.context.metrics.record_provision_failure(request);
                 if permanent {
                     let duration = self.context.calls.retry_interval_max;
                     self.infeasible.insert(uid, &request.class.uid, duration);
@@ -177,7 +177,7 @@ impl Provisioner {
                 self.requeue_after(action, uid, retry_after)
             }
             CreateVerdict::Reschedule { node, message } => {
-                self.context.metrics.record_provision_failure(&request.class.name);
+                self.context.metrics.record_provision_failure(request);
                 if self.remove_request(driver, intent, kind, &recorder).await {
                     recorder.record(StepResult::Failed, message.clone(), Some(elapsed));
                     self.requeue_after(self.backoff_after_failure(uid, message, false), uid, retry_after)
@@ -187,7 +187,7 @@ impl Provisioner {
             }
             CreateVerdict::Retry(message) => {
                 recorder.record(StepResult::Failed, message.clone(), Some(elapsed));
-                self.context.metrics.record_provision_failure(&request.class.name);
+                self.context.metrics.record_provision_failure(request);
                 self.requeue_after(self.backoff_after_failure(uid, message, false), uid, retry_after)
             }
         };

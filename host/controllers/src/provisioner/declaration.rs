@@ -110,6 +110,7 @@ fn options(process: &ProcessContext) -> ProvisionerOptions {
             backend.description().has_feature(Feature::SingleNodeMultiWriter)
         }),
         create_drivers: drivers_with(&|backend| backend.creates_volumes()),
+        cloning_drivers: drivers_with(&|backend| backend.abilities().contains(&Ability::Cloning)),
         modification_drivers: drivers_with(&|backend| backend.abilities().contains(&Ability::Modification)),
         topology_drivers: drivers_with(&|backend| settings.provisioner.topology && backend.has_topology()),
         strict_topology: settings.provisioner.strict_topology,

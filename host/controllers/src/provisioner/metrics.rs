@@ -2,8 +2,8 @@
 
 use std::{collections::BTreeMap, fmt, sync::Arc, time::Duration};
 
-use cofferdam_cluster::{Clock, Journal};
-use cofferdam_domain::{DriverName, StorageClassName};
+use cofferdam_cluster::{Clock, Intent, Journal};
+use cofferdam_domain::{DriverName, StorageClassName, storage::ContentSource};
 use parking_lot::Mutex;
 use prometheus_client::{
     collector::Collector,
@@ -19,7 +19,19 @@ const BUCKETS: [f64; 11] = [0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 
 #[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
 struct ProvisionLabels {
     class: String,
+    /// Kind of the content source; empty for an empty volume.
     source: &'static str,
+}
+
+impl ProvisionLabels {
+    fn of(intent: &Intent) -> Self {
+        let source = match &intent.request.source {
+            None => "",
+            Some(ContentSource::Volume(_)) => "PersistentVolumeClaim",
+            Some(ContentSource::Snapshot(_)) => "VolumeSnapshot",
+        };
+        Self { class: intent.class.name.to_string(), source }
+    }
 }
 
 #[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
@@ -89,16 +101,14 @@ impl ProvisionerMetrics {
         self.journals.0.lock().extend(journals.map(managed));
     }
 
-    pub(crate) fn record_provision(&self, class: &StorageClassName, took: Duration) {
-        let labels = ProvisionLabels { class: class.to_string(), source: "" };
+    pub(crate) fn record_provision(&self, intent: &Intent, took: Duration) {
+        let labels = ProvisionLabels::of(intent);
         self.provisions.get_or_create(&labels).inc();
         self.provision_seconds.get_or_create(&labels).observe(took.as_secs_f64());
     }
 
-    pub(crate) fn record_provision_failure(&self, class: &StorageClassName) {
-        self.provision_failures
-            .get_or_create(&ProvisionLabels { class: class.to_string(), source: "" })
-            .inc();
+    pub(crate) fn record_provision_failure(&self, intent: &Intent) {
+        self.provision_failures.get_or_create(&ProvisionLabels::of(intent)).inc();
     }
 
     pub(crate) fn record_deletion(&self, class: &StorageClassName, took: Duration) {

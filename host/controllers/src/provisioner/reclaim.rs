@@ -5,7 +5,10 @@
 use cofferdam_cluster::{
     ApiError, Lookup, Precondition, deletion_freeze, observer::StepResult, queue::Action,
 };
-use cofferdam_domain::{Claim, DriverName, Volume, VolumeName, VolumePhase, names, storage::Ability};
+use cofferdam_domain::{
+    Claim, DriverName, Volume, VolumeName, VolumePhase, names,
+    storage::{Ability, ContentSource},
+};
 use tokio::time::Instant;
 
 use super::{
@@ -127,6 +130,13 @@ impl Provisioner {
                 EventSpec::warning("VolumeFailedDelete", text),
             );
             return Some(Action::BackoffFor(self.context.calls.retry_interval_max));
+        }
+        if let Some(claim) = driver.journal.claim_with_source(&ContentSource::Volume(csi.handle.clone())) {
+            let text = format!("claim {claim} is cloned from the volume: it is not deleted yet");
+            recorder.record(StepResult::Waiting, text.clone(), None);
+            let event = EventSpec::warning("VolumeFailedDelete", text);
+            self.context.events.emit(volume, &driver.component, event);
+            return Some(Action::Backoff);
         }
         if let Some(local_node) = local_node
             && let Err(error) = local_node.check_only_node(volume, &self.context.writer).await

@@ -51,6 +51,8 @@ use super::{
     metrics::ProvisionerMetrics,
     release_hints::ReleaseHints,
     rules::{self, ProvisionVerdict, ProvisionerOptions},
+    source,
+    source_waits::SourceWaits,
 };
 use crate::{
     channels::Channels,
@@ -106,6 +108,11 @@ impl ProvisionerContext {
     pub(super) fn local_node_of(&self, driver: &DriverName) -> Option<&LocalNode> {
         self.local_node.as_ref().filter(|local_node| local_node.has_driver(driver))
     }
+
+    /// Returns true if a driver that is not node-local clones volumes.
+    fn protects_sources(&self) -> bool {
+        self.options.cloning_drivers.iter().any(|driver| self.local_node_of(driver).is_none())
+    }
 }
 
 /// The provisioner.
@@ -114,6 +121,10 @@ pub(crate) struct Provisioner {
     /// Queue of claims, by UID as in the journal: an intent may outlive its claim.
     pub(super) claims: Queue<Uid>,
     volumes: Queue<VolumeName>,
+    /// Queue of claims that are cloned, for their finalizer.
+    pub(super) sources: Queue<ClaimKey>,
+    /// A driver of this process that is not node-local clones volumes.
+    pub(super) protects_sources: bool,
     /// Claims whose request the driver has rejected as invalid.
     pub(super) infeasible: InfeasibleClaims,
     /// Claims waiting for another owner of the driver's journal.
@@ -122,6 +133,8 @@ pub(crate) struct Provisioner {
     pub(super) call_backoff: CallBackoff,
     /// Claims waiting for topology keys of CSINodes or topology labels of Nodes.
     waiting_for_topology: Mutex<HashSet<Uid>>,
+    /// Claims waiting for their source claim.
+    source_waits: SourceWaits,
     /// Attempts of this process to select its own node for claims of node-local drivers. Processes of other
     /// nodes compete for the same claims. An entry is removed when its claim has a volume or is deleted.
     pub(super) contests: Mutex<ImmediateBindingContests>,
@@ -140,10 +153,13 @@ impl Controller for Provisioner {
         Arc::new(Self {
             claims: Queue::new("provisioner_claims", backoff, queue_metrics),
             volumes: Queue::new("provisioner_volumes", backoff, queue_metrics),
+            sources: Queue::new("provisioner_sources", backoff, queue_metrics),
+            protects_sources: context.protects_sources(),
             infeasible: InfeasibleClaims::default(),
             journal_waits: JournalWaits::default(),
             call_backoff: CallBackoff::new(backoff),
             waiting_for_topology: Mutex::default(),
+            source_waits: SourceWaits::default(),
             contests: Mutex::default(),
             release_hints: ReleaseHints::default(),
             volume_lists: SingleFlightReads::default(),
@@ -192,7 +208,7 @@ impl Provisioner {
     async fn run_queues(self: &Arc<Self>, stop: CancellationToken) {
         self.enqueue_intents();
         let workers = self.context.workers;
-        let (claims, volumes) = (Arc::clone(self), Arc::clone(self));
+        let (claims, volumes, sources) = (Arc::clone(self), Arc::clone(self), Arc::clone(self));
         let journals = futures::future::join_all(self.context.drivers.values().map(|driver| async {
             loop {
                 driver.journal.wait_recovered().await.into_iter().for_each(|uid| self.claims.add(uid));
@@ -207,6 +223,10 @@ impl Provisioner {
                 self.volumes.run(workers, stop.clone(), move |name| {
                     let controller = Arc::clone(&volumes);
                     async move { controller.reconcile_volume(&name).await }
+                }),
+                self.sources.run(workers, stop.clone(), move |key| {
+                    let controller = Arc::clone(&sources);
+                    async move { controller.reconcile_source(&key).await }
                 }),
             )
         };
@@ -224,7 +244,17 @@ impl Provisioner {
             self.journal_waits.remove(&old.meta.uid);
             self.call_backoff.remove(&old.meta.uid);
             self.waiting_for_topology.lock().remove(&old.meta.uid);
+            if let Some(source) = old.source_claim() {
+                self.source_waits.remove(&source, &old.meta.uid);
+            }
             self.claims.add(old.meta.uid.clone());
+        }
+        if source::is_source_change(old, new) {
+            self.enqueue_clones(&change.key);
+        }
+        self.enqueue_protected_source(&change.key);
+        if let Some(source) = old.or(new).and_then(Claim::source_claim) {
+            self.enqueue_protected_source(&source);
         }
         if let Some(bound) = new.filter(|new| new.volume.is_some()) {
             self.journal_waits.remove(&bound.meta.uid);
@@ -245,8 +275,10 @@ impl Provisioner {
     fn volume_changed(&self, change: &Change<Volume>) {
         self.volumes.add(change.key.clone());
         for volume in [&change.old, &change.new].into_iter().flatten() {
-            if let Some(uid) = volume.claim_ref.as_ref().and_then(|r| r.uid.clone()) {
-                self.claims.add(uid);
+            let Some(claim_ref) = &volume.claim_ref else { continue };
+            self.enqueue_clones(&claim_ref.key);
+            if let Some(uid) = &claim_ref.uid {
+                self.claims.add(uid.clone());
             }
         }
     }
@@ -313,11 +345,22 @@ impl Provisioner {
         waiting.into_iter().for_each(|uid| self.claims.add(uid));
     }
 
+    /// Enqueues the claims that wait for a change of this source claim.
+    fn enqueue_clones(&self, source: &ClaimKey) {
+        self.source_waits.take(source).into_iter().for_each(|uid| self.claims.add(uid));
+    }
+
     /// Enqueues the claims that have an intent.
     fn enqueue_intents(&self) {
         for driver in self.context.drivers.values() {
             driver.journal.uids().into_iter().for_each(|uid| self.claims.add(uid));
         }
+    }
+
+    /// Returns true if the claim has an intent, which may not be durable yet.
+    pub(super) fn has_intent_for(&self, uid: &Uid) -> bool {
+        let drivers = self.context.drivers.values();
+        drivers.into_iter().any(|driver| driver.journal.has_intent_for_claim(uid))
     }
 
     fn find_intent(&self, uid: &Uid) -> Option<(&ManagedDriver, Arc<Intent>)> {
@@ -460,6 +503,13 @@ impl Provisioner {
                 ProvisionVerdict::Reschedule { node, message } => {
                     self.handle_missing_node(uid, &node, message).await
                 }
+                ProvisionVerdict::LeaveNode { node, message } => {
+                    Some(self.reschedule(uid, &node, message).await)
+                }
+                ProvisionVerdict::WaitForSource { source, message } => {
+                    self.wait_for_source(uid, &source, message)
+                }
+                ProvisionVerdict::ProtectSource(source) => self.protect_source(uid, &source).await,
                 ProvisionVerdict::LeaveToPopulator => {
                     if let Some(claim) = self.context.cache.claim_by_uid(uid) {
                         let text = "Assuming an external populator will provision the volume".to_owned();
@@ -502,6 +552,19 @@ impl Provisioner {
     /// is still registered emits the event of the failure, and returns the back-off.
     fn wait_for_topology(&self, uid: &Uid, message: String) -> Option<Action> {
         if self.waiting_for_topology.lock().insert(uid.clone()) {
+            return None;
+        }
+        if let Some(claim) = self.context.cache.claim_by_uid(uid) {
+            let recorder = self.context.recorders.of_claim(&claim.key);
+            recorder.record(StepResult::Waiting, message.clone(), None);
+        }
+        Some(self.backoff_after_failure(uid, message, false))
+    }
+
+    /// Registers the claim for changes of its source claim, as [`Self::wait_for_topology`] does for CSINodes
+    /// and Nodes.
+    fn wait_for_source(&self, uid: &Uid, source: &ClaimKey, message: String) -> Option<Action> {
+        if self.source_waits.insert(source, uid) {
             return None;
         }
         if let Some(claim) = self.context.cache.claim_by_uid(uid) {

@@ -16,14 +16,15 @@ use cofferdam_domain::{
     AccessMode, AccessModes, BindingMode, Claim, ClaimKey, ClusterId, DriverName, NodeName, ReclaimPolicy,
     StorageClass, Uid, Volume, VolumeHandle, VolumeMode, VolumeName, VolumePhase, names,
     storage::{
-        AccessType, CapacityRange, CreateVolume, CreatedVolume, CsiAccessMode, ErrorKind, Finality,
-        Parameters, StorageError, TopologyRequirement, VolumeCapability, VolumeOwner,
+        AccessType, CapacityRange, ContentSource, CreateVolume, CreatedVolume, CsiAccessMode, ErrorKind,
+        Finality, Parameters, StorageError, TopologyRequirement, VolumeCapability, VolumeOwner,
     },
 };
 
 use super::{
     mending, parameters, placement,
     secret_references::{self, TokenValues},
+    source::{self, SourceVolume},
     topology::{self, TopologyError, TopologyInput},
 };
 use crate::{
@@ -60,6 +61,8 @@ pub struct ProvisionerOptions {
     pub single_node_multi_writer_drivers: BTreeSet<DriverName>,
     /// Drivers that create and delete volumes (`CREATE_DELETE_VOLUME`).
     pub create_drivers: BTreeSet<DriverName>,
+    /// Drivers that clone volumes (`CLONE_VOLUME`).
+    pub cloning_drivers: BTreeSet<DriverName>,
     /// Drivers that modify volumes (`MODIFY_VOLUME`).
     pub modification_drivers: BTreeSet<DriverName>,
     /// Drivers with topology (`VOLUME_ACCESSIBILITY_CONSTRAINTS`).
@@ -153,6 +156,24 @@ pub enum ProvisionVerdict {
     },
     /// A volume populator provisions the volume: emit an event, and do nothing else.
     LeaveToPopulator,
+    /// The source of the volume's content cannot be used now: emit the event, and retry with back-off or when
+    /// the source changes.
+    WaitForSource {
+        /// The source claim.
+        source: ClaimKey,
+        /// Event message.
+        message: String,
+    },
+    /// Add the finalizer to this claim, whose volume is cloned, then decide again.
+    ProtectSource(Arc<Claim>),
+    /// The volume that is cloned is not on the selected node: remove `selected-node`, so that the scheduler
+    /// selects another node.
+    LeaveNode {
+        /// The selected node.
+        node: NodeName,
+        /// Event message.
+        message: String,
+    },
 }
 
 /// Returns true if the claim is new, or if a field has changed that provisioning depends on. Users can make
@@ -273,15 +294,16 @@ fn select_local_node(
     }
     let request = match build_request(input, claim, class, name) {
         Ok(intent) => Some(Box::new(intent.request)),
-        Err(verdict)
-            if matches!(
-                *verdict,
-                ProvisionVerdict::ReadAnnotations(_) | ProvisionVerdict::LeaveToPopulator
-            ) =>
-        {
-            return Err(verdict);
-        }
-        Err(_) => None,
+        Err(verdict) => match *verdict {
+            // The claim is provisioned on the node of its source, which is not known yet, or another one.
+            ProvisionVerdict::LeaveNode { .. } => {
+                return Ok(ProvisionVerdict::NoAction("the source volume is not on this node"));
+            }
+            ProvisionVerdict::ReadAnnotations(_)
+            | ProvisionVerdict::LeaveToPopulator
+            | ProvisionVerdict::WaitForSource { .. } => return Err(verdict),
+            _ => None,
+        },
     };
     Ok(ProvisionVerdict::SelectNode { claim: Arc::clone(claim), node: local_node.node.clone(), request })
 }
@@ -409,17 +431,7 @@ fn build_request(
 ) -> Result<Intent, Box<ProvisionVerdict>> {
     let options = input.options;
     let reject = |message: String| Box::new(ProvisionVerdict::Reject { message, permanent: true });
-    if let Some(source) = &claim.source {
-        return Err(match (&*source.group, &*source.kind) {
-            ("", "PersistentVolumeClaim") => {
-                reject("this version of Cofferdam does not clone volumes".to_owned())
-            }
-            ("snapshot.storage.k8s.io", "VolumeSnapshot") => {
-                reject("this version of Cofferdam does not restore snapshots".to_owned())
-            }
-            _ => Box::new(ProvisionVerdict::LeaveToPopulator),
-        });
-    }
+    check_source_kind(options, claim, class)?;
     // Before the intent is written: an intent of a driver without the capability was therefore written when
     // the driver had it, and its request may have been sent.
     if !options.create_drivers.contains(&class.provisioner) {
@@ -458,6 +470,7 @@ fn build_request(
             reject(format!("spec.resources.requests.storage is {size}; expected at most {} bytes", i64::MAX))
         })?,
     };
+    let source = source_volume(input, claim, class)?;
     let split = parameters::split(class).map_err(|error| reject(error.to_string()))?;
     let mut parameters = split.for_driver;
     if options.extra_create_metadata {
@@ -485,6 +498,12 @@ fn build_request(
     let topology = if has_topology { requirement(input, claim, class)? } else { None };
     let secrets = class_secrets(input, claim, class, name)?;
     let mutable_parameters = mutable_parameters(input, &attributes_class, class)?;
+    if let Some(source) = &source
+        && options.local_node_of(&class.provisioner).is_none()
+        && source.claim.meta.finalizer_index(names::CLONING_PROTECTION).is_none()
+    {
+        return Err(Box::new(ProvisionVerdict::ProtectSource(Arc::clone(&source.claim))));
+    }
     Ok(Intent {
         claim: claim.key.clone(),
         claim_uid: claim.meta.uid.clone(),
@@ -516,12 +535,66 @@ fn build_request(
                 pv_name: name.clone(),
                 reclaim_policy: class.reclaim_policy.clone(),
             }),
-            source: None,
+            source: source.map(|source| ContentSource::Volume(source.handle)),
         },
         recorded_at: None,
         unneeded: None,
         mended: None,
     })
+}
+
+/// Checks that this process provisions volumes with a source of this kind.
+///
+/// # Errors
+/// [`ProvisionVerdict::LeaveToPopulator`] for an unknown kind, else [`ProvisionVerdict::Reject`].
+fn check_source_kind(
+    options: &ProvisionerOptions,
+    claim: &Claim,
+    class: &StorageClass,
+) -> Result<(), Box<ProvisionVerdict>> {
+    let Some(data_source) = &claim.source else { return Ok(()) };
+    let message = if data_source.is_snapshot() {
+        "this version of Cofferdam does not restore snapshots".to_owned()
+    } else if !data_source.is_claim() {
+        return Err(Box::new(ProvisionVerdict::LeaveToPopulator));
+    } else if claim.source_claim().is_none() {
+        format!(
+            "spec.dataSourceRef.namespace is {:?}; expected none, or the namespace of the claim",
+            data_source.namespace.as_deref().unwrap_or_default()
+        )
+    } else if !options.cloning_drivers.contains(&class.provisioner) {
+        format!("driver {} does not clone volumes: it has no CLONE_VOLUME", class.provisioner)
+    } else {
+        return Ok(());
+    };
+    Err(Box::new(ProvisionVerdict::Reject { message, permanent: true }))
+}
+
+/// Returns the volume that the claim's volume is cloned from; `None` without a source.
+fn source_volume(
+    input: ProvisionerInput<'_>,
+    claim: &Claim,
+    class: &StorageClass,
+) -> Result<Option<SourceVolume>, Box<ProvisionVerdict>> {
+    let Some(key) = claim.source_claim() else { return Ok(None) };
+    let failed = |reason: String| {
+        format!(
+            "failed to provision volume with StorageClass {:?}: cannot clone the volume of claim {key}: {reason}",
+            claim.class_name()
+        )
+    };
+    let source = source::find_source_volume(input.cache, claim, &key, class).map_err(|error| {
+        let (source, message) = (key.clone(), failed(error.to_string()));
+        Box::new(ProvisionVerdict::WaitForSource { source, message })
+    })?;
+    if let Some(local_node) = input.options.local_node_of(&class.provisioner)
+        && !local_node.has_volume(&source.volume, input.cache)
+    {
+        let node = local_node.node.clone();
+        let message = failed(format!("it is not on the selected node {node}"));
+        return Err(Box::new(ProvisionVerdict::LeaveNode { node, message }));
+    }
+    Ok(Some(source))
 }
 
 /// Returns the Secrets that the class names for the claim. Invalid parameters are retried with back-off,

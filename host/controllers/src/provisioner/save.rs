@@ -57,7 +57,7 @@ impl Provisioner {
             // 3. Remove the intent.
             Ok(_) => {
                 driver.journal.remove(&intent.claim_uid);
-                self.context.metrics.record_provision(&intent.class.name, started.elapsed());
+                self.context.metrics.record_provision(intent, started.elapsed());
                 self.emit_provisioning_succeeded(driver, intent);
                 Ok(Action::Done)
             }

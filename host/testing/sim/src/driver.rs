@@ -11,10 +11,10 @@ use cofferdam_controllers::rbac::NodeTopologySource;
 use cofferdam_domain::{
     NodeId, Quantity, VolumeHandle, names,
     storage::{
-        Ability, AccessType, Capacity, CapacityQuery, CapacityRange, ConnectionInfo, CreateVolume,
-        CreatedVolume, CsiAccessMode, Description, ErrorKind, ExpandVolume, ExpandedVolume, Feature,
-        Finality, PageRequest, Parameters, Placement, PublishVolume, Readiness, Secret, Secrets, Segments,
-        StorageError, ValidateVolume, Validation, VolumePage, VolumeStatus,
+        Ability, AccessType, Capacity, CapacityQuery, CapacityRange, ConnectionInfo, ContentSource,
+        CreateVolume, CreatedVolume, CsiAccessMode, Description, ErrorKind, ExpandVolume, ExpandedVolume,
+        Feature, Finality, PageRequest, Parameters, Placement, PublishVolume, Readiness, Secret, Secrets,
+        Segments, StorageError, ValidateVolume, Validation, VolumePage, VolumeStatus,
     },
 };
 use futures::future::BoxFuture;
@@ -337,7 +337,8 @@ impl ScriptedDriver {
     }
 
     /// Every create, delete, publish, unpublish, expand and modify call of the processes, in order, such as
-    /// `create pvc-UID`, with the volume's name, or `delete handle-pvc-UID`. Calls with a fault are included,
+    /// `create pvc-UID`, with the volume's name, or `delete handle-pvc-UID`. A create call of a clone names its
+    /// source: `create pvc-UID from handle-pvc-UID`. Calls with a fault are included,
     /// also those with a lost request. A create call shows its parameter `tier` if it is not `fast`. A call
     /// with secrets ends with ` with key=value` for each.
     pub fn calls(&self) -> Vec<String> {
@@ -391,6 +392,7 @@ impl ScriptedDriver {
             .collect(),
         };
         let abilities = [
+            Some(Ability::Cloning),
             listing.map(|_| Ability::Listing),
             (publishes && node.is_none()).then_some(Ability::Publishing),
             resizes.then_some(Ability::Expansion),
@@ -414,10 +416,12 @@ impl ScriptedDriver {
         self.array.lock()
     }
 
+    /// Creates the volume `name`. `source` is the array's key of the volume that it is cloned from.
     fn create(
         &self,
         name: String,
         request: CreateVolume,
+        source: Option<&str>,
         size: Option<u64>,
     ) -> Result<CreatedVolume, StorageError> {
         let mut array = self.lock();
@@ -428,6 +432,12 @@ impl ScriptedDriver {
             let message = format!("{name} was requested with other arguments");
             array.remove_pending(&name, &request);
             return Err(StorageError::with_known_effect(ErrorKind::AlreadyExists, message));
+        }
+        if source.is_some_and(|source| !array.volumes.contains_key(source))
+            && !array.volumes.contains_key(&name)
+        {
+            array.remove_pending(&name, &request);
+            return Err(StorageError::with_known_effect(ErrorKind::NotFound, "no such source volume"));
         }
         let segments = preferred_segments(&request).first().copied().map(format_segments);
         if segments.is_some_and(|segments| array.topology.full_segments.contains(&segments.as_str())) {
@@ -488,6 +498,14 @@ fn preferred_segments(request: &CreateVolume) -> Vec<&Segments> {
     request.topology.iter().flat_map(|topology| &topology.preferred).collect()
 }
 
+/// The volume that a request clones.
+fn source_volume(request: &CreateVolume) -> Option<&VolumeHandle> {
+    match &request.source {
+        Some(ContentSource::Volume(handle)) => Some(handle),
+        Some(ContentSource::Snapshot(_)) | None => None,
+    }
+}
+
 /// A topology segment, or mutable parameters, in the form of the scenario table: `key=value,key=value`.
 fn format_segments(segments: &Segments) -> String {
     segments.iter().map(|(key, value)| format!("{key}={value}")).collect::<Vec<_>>().join(",")
@@ -535,6 +553,14 @@ impl Array {
         if let Some(pending) = self.pending_creates.get_mut(key) {
             pending.retain(|pending| pending != request);
         }
+    }
+
+    /// The name of a volume that is requested as a clone of this volume, and that does not exist yet.
+    fn clone_in_progress(&self, handle: &VolumeHandle) -> Option<&str> {
+        let has_source = |request: &&CreateVolume| source_volume(request) == Some(handle);
+        let pending = self.pending_creates.iter().filter(|(key, _)| !self.volumes.contains_key(*key));
+        let mut requests = pending.flat_map(|(_, requests)| requests);
+        requests.find(has_source).map(|request| request.name.as_str())
     }
 
     /// Returns true if create calls with this request fail.
@@ -694,6 +720,11 @@ impl CrashingBackend {
         self.node.map_or_else(|| name.to_owned(), |node| format!("{node}/{name}"))
     }
 
+    /// The array's key of the volume with this handle.
+    fn volume_key(&self, handle: &VolumeHandle) -> String {
+        self.array_key(handle.as_str().strip_prefix("handle-").unwrap_or_default())
+    }
+
     fn start_call(&self) -> DriverCallGuard {
         if self.effects.has_term_ended() {
             self.driver.lock().violations.push("a driver call begins after the end of the term".to_owned());
@@ -779,7 +810,7 @@ impl Backend for CrashingBackend {
     }
 
     fn create_volume(&self, call: Call, request: CreateVolume) -> BackendFuture<'_, CreatedVolume> {
-        if let Some(source) = &request.source {
+        if let Some(source @ ContentSource::Snapshot(_)) = &request.source {
             return unimplemented(source.required_ability());
         }
         if !self.creates_volumes {
@@ -802,7 +833,9 @@ impl Backend for CrashingBackend {
             let attributes = if attributes.is_empty() { attributes } else { format!(" with {attributes}") };
             let tier = request.parameters.get("tier").filter(|tier| *tier != "fast");
             let tier = tier.map(|tier| format!(" tier={tier}")).unwrap_or_default();
-            let call = format!("create {}{topology}{attributes}{tier}{secrets}", request.name);
+            let source = source_volume(&request).map(|handle| format!(" from {handle}"));
+            let source = source.unwrap_or_default();
+            let call = format!("create {}{source}{topology}{attributes}{tier}{secrets}", request.name);
             let key = self.array_key(&request.name);
             let (fault, pending) = {
                 let mut array = self.driver.lock();
@@ -836,7 +869,10 @@ impl Backend for CrashingBackend {
                 }
             }
             let (response_lost, size) = self.inject(fault).await?;
-            let response = self.driver.create(key, request, size);
+            // The array does not have the volumes of static PersistentVolumes.
+            let source = source_volume(&request).filter(|handle| handle.as_str().starts_with("handle-"));
+            let source = source.map(|handle| self.volume_key(handle));
+            let response = self.driver.create(key, request, source.as_deref(), size);
             self.effects.record(Effect::Call(call)).await;
             if response_lost { Err(lost_response()) } else { response }
         })
@@ -856,10 +892,13 @@ impl Backend for CrashingBackend {
                 None => format!("delete {handle}{secrets}"),
                 Some(node) => format!("delete {handle} on {node}{secrets}"),
             };
-            let key = self.array_key(handle.as_str().strip_prefix("handle-").unwrap_or_default());
+            let key = self.volume_key(&handle);
             let fault = {
                 let mut array = self.driver.lock();
                 array.calls.push(call.clone());
+                if let Some(clone) = array.clone_in_progress(&handle).map(str::to_owned) {
+                    array.violations.push(format!("{handle} is deleted while {clone} is cloned from it"));
+                }
                 if array.published.keys().any(|(published, _)| published == handle.as_str()) {
                     array.violations.push(format!("{handle} is deleted while it is published"));
                 }

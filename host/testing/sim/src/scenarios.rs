@@ -6,6 +6,7 @@
 
 mod attach_detach;
 mod changed_secrets;
+mod cloning;
 mod detach;
 mod in_tree;
 mod node_local;
@@ -31,7 +32,7 @@ pub const fn skipped_count(environment: EnvironmentKind) -> usize {
     }
 }
 
-/// Names of the rows of Secrets, stuck intents, detaches and in-tree plugins. They run with a crash on every
+/// Names of the rows of Secrets, stuck intents, clones, detaches and in-tree plugins. They run with a crash on every
 /// environment, in each run of the tests; of the other rows, a test in real time may choose some.
 pub fn always_crashed() -> BTreeSet<&'static str> {
     let tables = [
@@ -40,6 +41,7 @@ pub fn always_crashed() -> BTreeSet<&'static str> {
         secrets::scenarios(),
         changed_secrets::scenarios(),
         stuck_intents::scenarios(),
+        cloning::scenarios(),
     ];
     tables.into_iter().flatten().map(|row| row.name).collect()
 }
@@ -57,6 +59,7 @@ pub fn scenarios() -> Vec<Scenario> {
     all.extend(secrets::scenarios());
     all.extend(changed_secrets::scenarios());
     all.extend(stuck_intents::scenarios());
+    all.extend(cloning::scenarios());
     all.extend(startup_taint::scenarios());
     all
 }

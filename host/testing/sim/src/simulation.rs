@@ -878,13 +878,11 @@ fn affinity_segments(volume: &Value) -> String {
 }
 
 fn replace_uid(call: &str, claim_of: &dyn Fn(&str) -> String) -> String {
-    match call.split_once("pvc-") {
-        Some((verb, rest)) => {
-            let (uid, topology) = rest.split_at(rest.find(' ').unwrap_or(rest.len()));
-            format!("{} {}{topology}", verb.trim_end_matches("handle-").trim(), claim_of(uid))
-        }
-        None => call.to_owned(),
-    }
+    let words = call.split(' ').map(|word| {
+        let name = word.strip_prefix("handle-").unwrap_or(word);
+        name.strip_prefix("pvc-").map_or_else(|| word.to_owned(), claim_of)
+    });
+    words.collect::<Vec<_>>().join(" ")
 }
 
 fn sorted(lines: impl Iterator<Item = String>) -> Vec<String> {

@@ -8,9 +8,9 @@ use std::{
 
 use cofferdam_cluster::{Cache, Intent, Kind, decode};
 use cofferdam_domain::{
-    Claim, DriverName, StorageClass, StorageClassName, Uid, Volume,
+    Claim, DriverName, StorageClass, StorageClassName, Uid, Volume, names,
     storage::{
-        AccessType, CreatedVolume, CsiAccessMode, ErrorKind, Finality, Segments, StorageError,
+        AccessType, ContentSource, CreatedVolume, CsiAccessMode, ErrorKind, Finality, Segments, StorageError,
         TopologyRequirement,
     },
 };
@@ -37,6 +37,7 @@ fn options() -> ProvisionerOptions {
         runs_pv_controller: true,
         single_node_multi_writer_drivers: BTreeSet::new(),
         create_drivers: ["drv".into()].into(),
+        cloning_drivers: ["drv".into()].into(),
         modification_drivers: BTreeSet::new(),
         topology_drivers: BTreeSet::new(),
         strict_topology: false,
@@ -159,6 +160,9 @@ fn describe(verdict: &ProvisionVerdict) -> String {
         ProvisionVerdict::WaitForTopology(message) => format!("wait: {message}"),
         ProvisionVerdict::Reschedule { node, message } => format!("reschedule {node}: {message}"),
         ProvisionVerdict::LeaveToPopulator => "populator".to_owned(),
+        ProvisionVerdict::WaitForSource { source, message } => format!("wait for {source}: {message}"),
+        ProvisionVerdict::ProtectSource(source) => format!("protect {}", source.key),
+        ProvisionVerdict::LeaveNode { node, message } => format!("leave {node}: {message}"),
     }
 }
 
@@ -336,7 +340,8 @@ fn claims_are_provisioned_according_to_annotations_and_class() {
             "clone",
             json!({"spec": {"dataSource": {"kind": "PersistentVolumeClaim", "name": "x"}}}),
             json!({}),
-            "reject this version of Cofferdam does not clone volumes",
+            "wait for ns/x: failed to provision volume with StorageClass \"gold\": \
+             cannot clone the volume of claim ns/x: it does not exist",
         ),
         (
             "restore",
@@ -1039,4 +1044,137 @@ fn a_mended_class_adds_a_request_to_an_open_intent() {
     let mut fixture = ProvisionerFixture::new(claim(json!({})), Some(class("third", "good")), None);
     fixture.intent = Some(Arc::new(*both));
     assert_eq!(describe(&fixture.decide()), "create");
+}
+
+/// The source claim `s` of a clone, which is bound, and its PersistentVolume.
+fn with_source(fixture: ProvisionerFixture, source: Value, volume: Value) -> ProvisionerFixture {
+    let bound = json!({
+        "metadata": {"name": "s", "uid": "s-uid", "finalizers": [names::CLONING_PROTECTION]},
+        "spec": {"volumeName": "source-volume"}, "status": {"phase": "Bound"},
+    });
+    let claim_ref = json!({"name": "s", "uid": "s-uid"});
+    let named = json!({
+        "metadata": {"name": "source-volume", "uid": "v"},
+        "spec": {"claimRef": claim_ref, "csi": {"volumeHandle": "source-handle"}},
+    });
+    let claim = merged(merged(claim_json(), bound), source);
+    assert!(fixture.cache.claims.apply(Ok(read(&claim))));
+    assert!(fixture.cache.volumes.apply(Ok(read(&merged(merged(volume_json(), named), volume)))));
+    fixture
+}
+
+fn clone_json() -> Value {
+    merged(claim_json(), json!({"spec": {"dataSource": {"kind": "PersistentVolumeClaim", "name": "s"}}}))
+}
+
+#[test]
+fn a_clone_names_its_source_in_the_intent_once_the_source_is_protected() {
+    let unprotected = json!({"metadata": {"finalizers": null}});
+    let foreign = json!({"spec": {"dataSource": null, "dataSourceRef": {
+        "kind": "PersistentVolumeClaim", "name": "s", "namespace": "other",
+    }}});
+    let cannot_clone = "cannot clone the volume of claim ns/s";
+    let table = [
+        ("protected", json!({}), json!({}), true, "write intent".to_owned()),
+        ("not protected", json!({}), unprotected, true, "protect ns/s".to_owned()),
+        (
+            "driver without CLONE_VOLUME",
+            json!({}),
+            json!({}),
+            false,
+            "reject driver drv does not clone volumes: it has no CLONE_VOLUME".to_owned(),
+        ),
+        (
+            "source of another namespace",
+            foreign,
+            json!({}),
+            true,
+            "reject spec.dataSourceRef.namespace is \"other\"; \
+             expected none, or the namespace of the claim"
+                .to_owned(),
+        ),
+        (
+            "source Pending",
+            json!({}),
+            json!({"status": null}),
+            true,
+            format!(
+                "wait for ns/s: failed to provision volume with StorageClass \"gold\": {cannot_clone}: \
+                     its phase is Pending; expected Bound"
+            ),
+        ),
+    ];
+    for (name, claim, source, clones, expected) in table {
+        let claim = merged(clone_json(), claim);
+        let fixture = ProvisionerFixture::new(Some(claim), Some(class_json()), None);
+        let mut fixture = with_source(fixture, source, json!({}));
+        if !clones {
+            fixture.options.cloning_drivers.clear();
+        }
+        let verdict = fixture.decide();
+        assert_eq!(describe(&verdict), expected, "{name}");
+        if let ProvisionVerdict::WriteIntent(intent) = verdict {
+            let source = ContentSource::Volume("source-handle".into());
+            assert_eq!(intent.request.source, Some(source), "{name}");
+        }
+    }
+}
+
+#[test]
+fn a_node_local_clone_is_created_on_the_node_of_its_source() {
+    const KEY: &str = "topology.cofferdam.dev/node";
+    let annotations = |node: Option<&str>| {
+        json!({"metadata": {"annotations": {
+            "volume.kubernetes.io/storage-provisioner": "drv", "volume.kubernetes.io/selected-node": node.unwrap_or_default(),
+        }}})
+    };
+    let on = |node: &str| {
+        let expressions = json!([{"key": KEY, "operator": "In", "values": [node]}]);
+        let terms = json!([{"matchExpressions": expressions}]);
+        json!({"spec": {"nodeAffinity": {"required": {"nodeSelectorTerms": terms}}}})
+    };
+    let unprotected = json!({"metadata": {"finalizers": null}});
+    let pending = json!({"status": null});
+    let failed =
+        "failed to provision volume with StorageClass \"gold\": cannot clone the volume of claim ns/s";
+    let table = [
+        (
+            "no node selected, source on this node",
+            None,
+            unprotected.clone(),
+            on("n1"),
+            "select n1".to_owned(),
+        ),
+        ("no node selected, source on another", None, unprotected.clone(), on("n2"), "no action".to_owned()),
+        (
+            "no node selected, source Pending",
+            None,
+            pending,
+            on("n1"),
+            format!("wait for ns/s: {failed}: its phase is Pending; expected Bound"),
+        ),
+        (
+            "this node selected, source on it",
+            Some("n1"),
+            unprotected.clone(),
+            on("n1"),
+            "write intent".to_owned(),
+        ),
+        (
+            "this node selected, source on another",
+            Some("n1"),
+            unprotected,
+            on("n2"),
+            format!("leave n1: {failed}: it is not on the selected node n1"),
+        ),
+    ];
+    for (name, node, source, volume, expected) in table {
+        let claim = merged(clone_json(), annotations(node));
+        let fixture = ProvisionerFixture::new(Some(claim), Some(class_json()), None);
+        let mut fixture = with_source(fixture, source, volume);
+        let drivers = [("drv".into(), vec![KEY.to_owned()])].into();
+        fixture.options.local_node = Some(LocalNode { node: "n1".into(), drivers, immediate_binding: true });
+        fixture.options.topology_drivers = ["drv".into()].into();
+        assert_eq!(describe(&fixture.decide()), expected, "{name}");
+    }
 }
