@@ -40,6 +40,16 @@ archive() {
     --create --file - "$@" | gzip --no-name --best >"$output"
 }
 
+# Fails if a file or a directory in an archive has a link to a file that the archive lacks.
+check_links() {
+  local directory=$1 page link target
+  shift
+  while IFS=: read -r page link; do
+    target=${link%%#*}
+    [[ -z $target || -e $directory/$(dirname "$page")/$target ]] || fail "the archive lacks $link, which $page names"
+  done < <(cd "$directory" && grep -roPH --include='*.md' '\]\(\K(?!https?:|mailto:)[^) ]+(?=\))' "$@")
+}
+
 root=$name-$architecture-linux
 work=$(mktemp --directory)
 trap 'rm -rf "$work"' EXIT
@@ -52,11 +62,7 @@ ln -s cofferdam "$work/$root/kubectl-cofferdam"
 # The documents, and the files to which they link.
 git archive HEAD README.md CHANGELOG.md CONTRIBUTING.md LICENSE SECURITY.md docs wit guest-sdk examples samples deploy \
   conformance/README.md conformance/strangers | tar --extract --directory "$work/$root"
-while IFS=: read -r page link; do
-  target=${link%%#*}
-  [[ -z $target || -e $(dirname "$page")/$target ]] || fail "the archive lacks $link, which $page names"
-done < <(cd "$work/$root" && grep -roP --include='*.md' '\]\(\K(?!https?:|mailto:)[^) ]+(?=\))' README.md docs deploy/README.md |
-  sed "s|^|$work/$root/|")
+check_links "$work/$root" README.md docs deploy/README.md
 mkdir "$work/$root/drivers"
 for driver in memory pool; do
   cp "target/image-build/guests/wasm32-wasip2/guest/cofferdam_backend_$driver.wasm" "$work/$root/drivers/$driver.wasm"
@@ -65,6 +71,10 @@ archive "$dist/$root.tar.gz" --directory "$work" "$root"
 
 mkdir "$work/chart"
 git archive HEAD deploy/helm/cofferdam | tar --extract --strip-components=2 --directory "$work/chart"
+deploy/release/chart-readme.sh "$version" >"$work/chart/cofferdam/README.md"
+mkdir "$work/chart/cofferdam/examples"
+cp deploy/helm/values/*.yaml "$work/chart/cofferdam/examples/"
+check_links "$work/chart/cofferdam" README.md
 archive "$dist/$name.tgz" --directory "$work/chart" cofferdam
 "$helm" lint --strict "$dist/$name.tgz" --values deploy/helm/values/component.yaml >"$work/lint" || { cat "$work/lint" >&2; fail "helm does not accept the chart"; }
 

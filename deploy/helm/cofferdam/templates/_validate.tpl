@@ -127,7 +127,7 @@
 {{- $owner := dig "meta.helm.sh/release-name" "" $annotations -}}
 {{- $namespace := dig "meta.helm.sh/release-namespace" "" $annotations -}}
 {{- if and $owner (or (ne $owner .Release.Name) (ne $namespace .Release.Namespace)) -}}
-{{- fail (printf "driver.name is %q: expected a driver that no other release has; the release %s in the namespace %s has this one. If that release keeps the CSIDriver, set driver.csiDriver.create: false. If it is to be taken over, remove the CSIDriver's annotations meta.helm.sh/release-name and meta.helm.sh/release-namespace, and add --take-ownership" .Values.driver.name $owner $namespace) -}}
+{{- fail (printf "driver.name is %q: expected a driver that no other release has; the release %s in the namespace %s has this one (driver.csiDriver.create: false leaves the CSIDriver there; --take-ownership takes it over after its annotations meta.helm.sh/release-name and meta.helm.sh/release-namespace are removed)" .Values.driver.name $owner $namespace) -}}
 {{- end -}}
 {{- end -}}
 
