@@ -172,11 +172,9 @@ impl Cluster<'_> {
             .await?
             .into_iter()
             .map(|pod| {
-                format!(
-                    "{:?}: {:?}",
-                    pod.metadata.name,
-                    pod.status.and_then(|status| status.container_statuses)
-                )
+                let status = pod.status.unwrap_or_default();
+                let containers = (status.init_container_statuses, status.container_statuses);
+                format!("{:?}: {containers:?}", pod.metadata.name)
             })
             .collect();
         let events = ["get", "events", "--namespace", namespace, "--field-selector", "type=Warning"];
