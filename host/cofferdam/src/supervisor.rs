@@ -144,7 +144,7 @@ pub(crate) async fn start(
         ready: workload.readiness(),
         stopped_roles: workload.stopped_roles(),
         lost_journals: workload.lost_journals(),
-        health: workload.node_roles.as_ref().map(RunningNodeRoles::health),
+        health: workload.node_roles.as_ref().map(RunningNodeRoles::health).unwrap_or_default(),
         leader_election: (!workload.campaigns.is_empty()).then(|| health_check(&workload.campaigns)),
         stopping: stop_roles.clone(),
     };

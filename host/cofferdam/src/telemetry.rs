@@ -1,5 +1,5 @@
-//! Health and metrics of a process over HTTP: `/healthz`, `/healthz/leader-election`, `/readyz` and
-//! `/metrics`.
+//! Health and metrics of a process over HTTP: `/healthz`, `/healthz/driver`, `/healthz/registration`,
+//! `/healthz/leader-election`, `/readyz` and `/metrics`.
 
 mod connections;
 mod endpoints;
@@ -50,9 +50,31 @@ pub(crate) struct ListenError {
 #[error("{0}")]
 pub(crate) struct Unhealthy(pub(crate) String);
 
-/// Checks the health that `/healthz` reports. In a process with the role `registrar` it checks the registrar,
-/// and with the role `liveness` the driver; with neither role it succeeds.
+/// A health check of a role.
 pub(crate) type HealthCheck = Arc<dyn Fn() -> BoxFuture<'static, Result<(), Unhealthy>> + Send + Sync>;
+
+/// The checks of `/healthz`. A field is `None` in a process without the role; the check then succeeds.
+#[derive(Clone, Default)]
+pub(crate) struct HealthChecks {
+    /// Checks the driver, for the role `liveness`: the page `/healthz/driver`.
+    pub(crate) driver: Option<HealthCheck>,
+    /// Checks the registration with kubelet, for the role `registrar`: the page `/healthz/registration`.
+    pub(crate) registration: Option<HealthCheck>,
+}
+
+impl HealthChecks {
+    async fn run_all(&self) -> Result<(), Unhealthy> {
+        run(self.driver.as_ref()).await?;
+        run(self.registration.as_ref()).await
+    }
+}
+
+async fn run(check: Option<&HealthCheck>) -> Result<(), Unhealthy> {
+    match check {
+        Some(check) => check().await,
+        None => Ok(()),
+    }
+}
 
 /// Checks the leader election that `/healthz/leader-election` reports. It fails if this process leads and has
 /// not renewed a Lease for too long.
@@ -71,8 +93,8 @@ pub(crate) struct TelemetryState {
     /// Drivers whose journals other processes have taken, with the names of these processes; then `/readyz`
     /// returns 503.
     pub(crate) lost_journals: watch::Receiver<LostJournals>,
-    /// The check of `/healthz`; without a check, `/healthz` returns 200.
-    pub(crate) health: Option<HealthCheck>,
+    /// The checks of `/healthz`.
+    pub(crate) health: HealthChecks,
     /// The check of `/healthz/leader-election`; without leader election, that page returns 200.
     pub(crate) leader_election: Option<LeaderElectionHealth>,
     /// Cancelled when the process starts to drain; then `/readyz` returns 503.
@@ -80,13 +102,6 @@ pub(crate) struct TelemetryState {
 }
 
 impl TelemetryState {
-    async fn check_health(&self) -> Result<(), Unhealthy> {
-        match &self.health {
-            Some(health) => health().await,
-            None => Ok(()),
-        }
-    }
-
     fn check_leader_election(&self) -> Result<(), Unhealthy> {
         self.leader_election.as_ref().map_or(Ok(()), |check| check())
     }
@@ -220,7 +235,11 @@ async fn respond<B>(pages: &Pages, state: &TelemetryState, request: &Request<B>)
     }
     // Hyper omits the body of a response to HEAD.
     match request.uri().path() {
-        "/healthz" if pages.has_health() => health_response(state.check_health().await),
+        "/healthz" if pages.has_health() => health_response(state.health.run_all().await),
+        "/healthz/driver" if pages.has_health() => health_response(run(state.health.driver.as_ref()).await),
+        "/healthz/registration" if pages.has_health() => {
+            health_response(run(state.health.registration.as_ref()).await)
+        }
         "/healthz/leader-election" if pages.has_health() => health_response(state.check_leader_election()),
         "/readyz" if pages.has_health() => readiness_response(state),
         path if pages.has_metrics_at(path) => metrics_response(&state.registry),

@@ -41,7 +41,7 @@ fn test_state() -> (TelemetryState, watch::Sender<bool>) {
             ready,
             stopped_roles: watch::channel(StoppedRoles::new()).1,
             lost_journals: watch::channel(LostJournals::new()).1,
-            health: None,
+            health: HealthChecks::default(),
             leader_election: None,
             stopping: CancellationToken::new(),
         },
@@ -52,7 +52,8 @@ fn test_state() -> (TelemetryState, watch::Sender<bool>) {
 /// A state whose health check takes [`SLOW`].
 fn slow_state() -> TelemetryState {
     let health: HealthCheck = Arc::new(|| sleep(SLOW).map(Ok).boxed());
-    TelemetryState { health: Some(health), ..test_state().0 }
+    let health = HealthChecks { driver: Some(health), registration: None };
+    TelemetryState { health, ..test_state().0 }
 }
 
 async fn request(state: &TelemetryState, pages: &Pages, method: Method, path: &str) -> (StatusCode, String) {
@@ -200,6 +201,8 @@ async fn each_endpoint_serves_its_pages_only() {
         (Pages::All(path("/m")), "/healthz", ok),
         (Pages::Health, "/healthz", ok),
         (Pages::Health, "/healthz/leader-election", ok),
+        (Pages::Health, "/healthz/driver", ok),
+        (Pages::Health, "/healthz/registration", ok),
         (Pages::Health, "/metrics", missing),
     ] {
         let (status, _) = request(&state, &pages, Method::GET, requested).await;
@@ -210,13 +213,22 @@ async fn each_endpoint_serves_its_pages_only() {
 #[tokio::test]
 async fn get_and_head_of_health_pages_run_their_check() {
     let (state, _ready) = test_state();
-    let health: HealthCheck = Arc::new(|| async { Err(Unhealthy("no driver".to_owned())) }.boxed());
+    let failing = |problem: &'static str| -> HealthCheck {
+        Arc::new(move || std::future::ready(Err(Unhealthy(problem.to_owned()))).boxed())
+    };
+    let health = HealthChecks {
+        driver: Some(failing("no driver")),
+        registration: Some(failing("kubelet rejected the driver")),
+    };
     let leader: LeaderElectionHealth = Arc::new(|| Err(Unhealthy("the Lease has expired".to_owned())));
-    let unhealthy = TelemetryState { health: Some(health), leader_election: Some(leader), ..state.clone() };
+    let unhealthy = TelemetryState { health, leader_election: Some(leader), ..state.clone() };
     for method in [Method::GET, Method::HEAD] {
-        for (path, problem) in
-            [("/healthz", "no driver\n"), ("/healthz/leader-election", "the Lease has expired\n")]
-        {
+        for (path, problem) in [
+            ("/healthz", "no driver\n"),
+            ("/healthz/driver", "no driver\n"),
+            ("/healthz/registration", "kubelet rejected the driver\n"),
+            ("/healthz/leader-election", "the Lease has expired\n"),
+        ] {
             let healthy = request(&state, &all_pages(), method.clone(), path).await;
             assert_eq!(healthy, (StatusCode::OK, "ok\n".to_owned()), "{method} {path} without a check");
             let failed = request(&unhealthy, &all_pages(), method.clone(), path).await;

@@ -29,6 +29,10 @@ const INITIAL_BACKOFF: Duration = Duration::from_secs(1);
 /// Maximum backoff.
 const MAX_BACKOFF: Duration = Duration::from_secs(60);
 
+/// Interval of the check that the registration socket exists. Without the socket, kubelet does not know the
+/// driver.
+const SOCKET_CHECK_INTERVAL: Duration = Duration::from_secs(5);
+
 /// An unhealthy registration.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum RegistrationError {
@@ -109,8 +113,8 @@ impl Registrar {
     }
 
     /// Serves the registration socket until `stop`, then removes it, which makes kubelet unregister the
-    /// driver. If kubelet rejects the driver or the server ends, creates the socket again after a backoff:
-    /// kubelet retries only for a new socket. Before each time, removes the socket that a killed
+    /// driver. If kubelet rejects the driver, the server ends or the socket is removed, creates the socket
+    /// again after a backoff: kubelet retries only for a new socket. Before each time, removes the socket that a killed
     /// node-driver-registrar of the driver left behind.
     ///
     /// # Errors
@@ -145,6 +149,12 @@ impl Registrar {
                         RegistrationState::Registered => backoff = INITIAL_BACKOFF,
                         RegistrationState::Pending => {}
                     },
+                    () = sleep(SOCKET_CHECK_INTERVAL), if !attempt.is_cancelled() => {
+                        if !self.socket.exists() {
+                            tracing::warn!(driver, %socket, "the registration socket was removed; creating it");
+                            attempt.cancel();
+                        }
+                    }
                 }
             }
             tokio::select! {

@@ -46,7 +46,11 @@ pub(super) async fn run(run: &SuiteRun) -> Result<()> {
     let status = inner.process.wait_exit(TIMEOUT).await?;
     ensure!(status.code() == Some(1), "{status} after a panic: expected 1");
     let file = ready_file(run, "panic", PANIC_SUITE, &inner);
-    ensure!(file.exists(), "{} is missing: expected {PANIC_SUITE} to write it, see panic.log", file.display());
+    ensure!(
+        file.exists(),
+        "{} is missing: expected {PANIC_SUITE} to write it, see panic.log",
+        file.display()
+    );
     wait_clean(&inner, "a panic").await?;
 
     let mut inner = start_and_wait(run, "interrupt").await?;

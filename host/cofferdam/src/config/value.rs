@@ -116,7 +116,8 @@ impl<'de> Deserialize<'de> for HttpEndpoint {
 }
 
 /// Pages of health, which are not a path of metrics.
-const HEALTH_PATHS: [&str; 3] = ["/healthz", "/healthz/leader-election", "/readyz"];
+const HEALTH_PATHS: [&str; 5] =
+    ["/healthz", "/healthz/driver", "/healthz/leader-election", "/healthz/registration", "/readyz"];
 
 /// Path of the metrics. A path that ends with a slash is a prefix, as in Go's `http.ServeMux`.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -61,7 +61,8 @@ const LOG_FORMAT: &str = "the format of log lines does not depend on it";
 const NO_CAPACITY: &str = "CSIStorageCapacity objects are not updated";
 const NO_CAPACITY_OBJECTS: &str = "CSIStorageCapacity objects are not updated; the program ends if the CSIDriver \
      has storageCapacity true, at the start or later";
-const NO_SOURCES: &str = "claims with a snapshot or another claim as data source are rejected, with an event";
+const NO_SNAPSHOTS: &str = "claims with a snapshot as data source are rejected, with an event";
+const WORKER_THREADS: &str = "`worker-threads` is the limit";
 
 /// A feature gate of a sidecar that has one value in this program.
 #[derive(Clone, Copy, Debug)]
@@ -205,9 +206,9 @@ pub(super) static FLAGS: &[SidecarFlag] = &[
     flag("capacity-threads", PROVISIONER, Uint, "1", Ignored(NO_CAPACITY)),
     flag("kube-api-capacity-qps", PROVISIONER, Float, "1", Ignored(NO_CAPACITY)),
     flag("kube-api-capacity-burst", PROVISIONER, Int, "5", Ignored(NO_CAPACITY)),
-    flag("cloning-protection-threads", PROVISIONER, Uint, "1", Ignored(NO_SOURCES)),
-    flag("snapshot-orphan-sweep-interval", PROVISIONER, Duration, "5m", Ignored(NO_SOURCES)),
-    flag("prevent-volume-mode-conversion", PROVISIONER, Bool, "true", Ignored(NO_SOURCES)),
+    flag("cloning-protection-threads", PROVISIONER, Uint, "1", Ignored(WORKER_THREADS)),
+    flag("snapshot-orphan-sweep-interval", PROVISIONER, Duration, "5m", Ignored(NO_SNAPSHOTS)),
+    flag("prevent-volume-mode-conversion", PROVISIONER, Bool, "true", Ignored(NO_SNAPSHOTS)),
     // csi-attacher
     flag("resync", ATTACHER, Duration, "10m", Sets("resync")),
     flag("reconcile-sync", ATTACHER, Duration, "1m", Sets("reconcile-sync")),

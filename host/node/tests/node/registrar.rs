@@ -67,6 +67,30 @@ async fn kubelet_registers_rejects_and_unregisters_the_driver() {
 }
 
 #[tokio::test]
+async fn a_removed_registration_socket_is_created_again() {
+    let directory = tempfile::TempDir::new().unwrap();
+    let socket = directory.path().join("pool.example.com@reg.sock");
+    let registrar =
+        Arc::new(Registrar::new("pool.example.com".to_owned(), "/csi.sock".to_owned(), directory.path()));
+    let (stop, mut state) = (CancellationToken::new(), registrar.state());
+    let server_task = tokio::spawn({
+        let (registrar, stop) = (Arc::clone(&registrar), stop.clone());
+        async move { registrar.serve(&ServerMetrics::default(), stop).await }
+    });
+    timeout(TEST_TIMEOUT, state.changed()).await.unwrap().unwrap();
+    std::fs::remove_file(&socket).unwrap();
+    assert!(registrar.check_health().is_err());
+
+    tokio::time::pause();
+    timeout(TEST_TIMEOUT, state.changed()).await.unwrap().unwrap();
+    tokio::time::resume();
+    assert_eq!(registrar.check_health(), Ok(()));
+    connect_as_kubelet(&socket).await.1.get_info(InfoRequest {}).await.unwrap();
+    stop.cancel();
+    timeout(TEST_TIMEOUT, server_task).await.unwrap().unwrap().unwrap();
+}
+
+#[tokio::test]
 async fn probe_fails_without_a_listener_or_a_response() {
     let directory = tempfile::TempDir::new().unwrap();
     let path = directory.path().join("csi.sock");

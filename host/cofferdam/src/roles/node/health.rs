@@ -10,7 +10,7 @@ use futures::{
 use parking_lot::Mutex;
 use tokio::time::Instant;
 
-use crate::telemetry::{HealthCheck, Unhealthy};
+use crate::telemetry::{HealthCheck, HealthChecks, Unhealthy};
 
 /// The result of a Probe answers all requests of this time after it. Anyone who reaches the port can request
 /// `/healthz`, and each Probe opens a connection to the driver.
@@ -26,23 +26,20 @@ pub(super) struct HealthProbe {
 }
 
 impl HealthProbe {
-    /// Converts the checks to the health check of the telemetry servers.
-    pub(super) fn into_health_check(self) -> HealthCheck {
-        let Self { driver, registrar } = self;
-        let driver = driver.map(|driver| cached(probe_check(driver)));
-        Arc::new(move || {
-            let (driver, registrar) = (driver.clone(), registrar.clone());
-            async move {
-                if let Some(driver) = driver {
-                    driver().await?;
-                }
-                registrar.map_or(Ok(()), |registrar| {
-                    registrar.check_health().map_err(|error| Unhealthy(error.to_string()))
-                })
-            }
-            .boxed()
-        })
+    /// Converts the checks to those of the telemetry servers.
+    pub(super) fn into_health_checks(self) -> HealthChecks {
+        HealthChecks {
+            driver: self.driver.map(|driver| cached(probe_check(driver))),
+            registration: self.registrar.map(registration_check),
+        }
     }
+}
+
+fn registration_check(registrar: Arc<Registrar>) -> HealthCheck {
+    Arc::new(move || {
+        let checked = registrar.check_health().map_err(|error| Unhealthy(error.to_string()));
+        std::future::ready(checked).boxed()
+    })
 }
 
 fn probe_check(driver: Arc<LivenessProbe>) -> HealthCheck {

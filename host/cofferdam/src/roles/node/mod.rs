@@ -32,7 +32,7 @@ use crate::{
     error::CommandError,
     process_metrics,
     signals::{ProcessOutcome, Signals},
-    telemetry::{self, HealthCheck, RunningTelemetry, TelemetryState},
+    telemetry::{self, HealthChecks, RunningTelemetry, TelemetryState},
 };
 
 /// Time within which the driver must return its name when the role `registrar` starts, as in
@@ -95,7 +95,7 @@ pub(crate) async fn run(configuration: &Configuration) -> Result<ProcessOutcome,
         ready: watch::channel(true).1,
         stopped_roles: watch::channel(StoppedRoles::new()).1,
         lost_journals: watch::channel(LostJournals::new()).1,
-        health: Some(node_roles.health()),
+        health: node_roles.health(),
         leader_election: None,
         stopping: node_roles.stop.clone(),
     };
@@ -200,9 +200,9 @@ impl RunningNodeRoles {
         Ok(())
     }
 
-    /// The check of `/healthz`.
-    pub(crate) fn health(&self) -> HealthCheck {
-        self.health_probe.clone().into_health_check()
+    /// The checks of `/healthz`.
+    pub(crate) fn health(&self) -> HealthChecks {
+        self.health_probe.clone().into_health_checks()
     }
 
     /// Node roles that consist of one task with the name of a role.
