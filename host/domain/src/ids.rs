@@ -128,6 +128,14 @@ name!(
     VolumeAttributesClassName
 );
 name!(
+    /// Name of a VolumeSnapshotContent.
+    VolumeSnapshotContentName
+);
+name!(
+    /// Name of a VolumeSnapshotClass.
+    VolumeSnapshotClassName
+);
+name!(
     /// Id of the cluster: the uid of the namespace `kube-system`.
     ClusterId
 );
@@ -173,6 +181,28 @@ impl PodKey {
 }
 
 impl fmt::Display for PodKey {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}/{}", self.namespace, self.name)
+    }
+}
+
+/// Namespace and name of a VolumeSnapshot.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct VolumeSnapshotKey {
+    /// `metadata.namespace`
+    pub namespace: Arc<str>,
+    /// `metadata.name`
+    pub name: Arc<str>,
+}
+
+impl VolumeSnapshotKey {
+    /// A key from namespace and name.
+    pub fn new(namespace: impl Into<Arc<str>>, name: impl Into<Arc<str>>) -> Self {
+        Self { namespace: namespace.into(), name: name.into() }
+    }
+}
+
+impl fmt::Display for VolumeSnapshotKey {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}/{}", self.namespace, self.name)
     }

@@ -20,6 +20,7 @@ pub mod term;
 pub mod text;
 pub mod volume;
 pub mod volume_attachment;
+pub mod volume_snapshot;
 
 pub use claim::{
     Claim, ClaimCondition, ClaimConditionType, ClaimPhase, ModifyState, ModifyVolumeStatus, Progress,
@@ -29,7 +30,8 @@ pub use class::{BindingMode, StorageClass, VolumeAttributesClass};
 pub use ids::{
     ClaimKey, ClusterId, DriverName, GroupSnapshotHandle, NodeId, NodeName, ObjectMeta, PodKey,
     ResourceVersion, SnapshotHandle, StorageClassName, Uid, UniqueVolumeName, VolumeAttachmentName,
-    VolumeAttributesClassName, VolumeHandle, VolumeName,
+    VolumeAttributesClassName, VolumeHandle, VolumeName, VolumeSnapshotClassName, VolumeSnapshotContentName,
+    VolumeSnapshotKey,
 };
 pub use node::{Node, NodeVolumeStatus};
 pub use pod::Pod;
@@ -38,3 +40,4 @@ pub use selector::{LabelSelector, LabelSelectorRequirement};
 pub use string_map::StringMap;
 pub use volume::{AccessMode, AccessModes, ClaimRef, ReclaimPolicy, Volume, VolumeMode, VolumePhase};
 pub use volume_attachment::{CsiDriver, CsiNode, VolumeAttachment, VolumeAttachmentSource, VolumeError};
+pub use volume_snapshot::{VolumeSnapshot, VolumeSnapshotClass, VolumeSnapshotContent};

@@ -57,6 +57,36 @@ pub const CLONING_PROTECTION: &str = "provisioner.storage.kubernetes.io/cloning-
 /// removes it after it has deleted the volume.
 pub const IN_TREE_FINALIZER: &str = "kubernetes.io/pv-controller";
 
+/// VolumeSnapshotClass: the default class of its driver.
+pub const DEFAULT_SNAPSHOT_CLASS: &str = "snapshot.storage.kubernetes.io/is-default-class";
+/// VolumeSnapshotContent: a CreateSnapshot call may be in progress. The content and its snapshot are not
+/// deleted before the result is known. The value is `yes`.
+pub const SNAPSHOT_BEING_CREATED: &str = "snapshot.storage.kubernetes.io/volumesnapshot-being-created";
+/// VolumeSnapshotContent: the snapshot controller allows the deletion of the content, because its
+/// VolumeSnapshot is being deleted. The value is `yes`.
+pub const SNAPSHOT_BEING_DELETED: &str = "snapshot.storage.kubernetes.io/volumesnapshot-being-deleted";
+/// VolumeSnapshotContent: name of the Secret for CreateSnapshot and DeleteSnapshot.
+pub const SNAPSHOT_SECRET_NAME: &str = "snapshot.storage.kubernetes.io/deletion-secret-name";
+/// VolumeSnapshotContent: namespace of the Secret for CreateSnapshot and DeleteSnapshot.
+pub const SNAPSHOT_SECRET_NAMESPACE: &str = "snapshot.storage.kubernetes.io/deletion-secret-namespace";
+/// VolumeSnapshotContent: volumes of another mode than that of the source may be created from the snapshot.
+pub const ALLOW_VOLUME_MODE_CHANGE: &str = "snapshot.storage.kubernetes.io/allow-volume-mode-change";
+/// Value of [`SNAPSHOT_BEING_CREATED`] and [`SNAPSHOT_BEING_DELETED`].
+pub const YES: &str = "yes";
+/// Finalizer of a VolumeSnapshotContent until its snapshot is deleted or retained.
+pub const SNAPSHOT_CONTENT_PROTECTION: &str =
+    "snapshot.storage.kubernetes.io/volumesnapshotcontent-bound-protection";
+/// Finalizer of a VolumeSnapshot whose content has the deletion policy Delete, until the content is deleted.
+pub const SNAPSHOT_BOUND_PROTECTION: &str = "snapshot.storage.kubernetes.io/volumesnapshot-bound-protection";
+/// Finalizer of every VolumeSnapshot. It delays the deletion while a claim without a volume names the snapshot
+/// as its source.
+pub const SNAPSHOT_SOURCE_PROTECTION: &str =
+    "snapshot.storage.kubernetes.io/volumesnapshot-as-source-protection";
+/// Finalizer of a PVC while a snapshot of its volume is not ready.
+pub const SNAPSHOT_CLAIM_PROTECTION: &str = "snapshot.storage.kubernetes.io/pvc-as-source-protection";
+/// Finalizer of a VolumeSnapshot while a provisioner creates volumes from it.
+pub const RESTORE_PROTECTION: &str = "provisioner.storage.kubernetes.io/volumesnapshot-as-source-protection";
+
 /// VolumeAttachment: the CSI node id, kept for the case that the CSINode is deleted.
 pub const NODE_ID: &str = "csi.alpha.kubernetes.io/node-id";
 /// VolumeAttachment: an operator confirms that the volume is detached although the driver cannot detach it.
@@ -95,6 +125,12 @@ pub const CACHED_ANNOTATIONS: &[&str] = &[
     DEFAULT_CLASS_BETA,
     DELETION_SECRET_NAME,
     DELETION_SECRET_NAMESPACE,
+    DEFAULT_SNAPSHOT_CLASS,
+    SNAPSHOT_BEING_CREATED,
+    SNAPSHOT_BEING_DELETED,
+    SNAPSHOT_SECRET_NAME,
+    SNAPSHOT_SECRET_NAMESPACE,
+    ALLOW_VOLUME_MODE_CHANGE,
     NODE_ID,
     CONFIRM_DETACHED,
     CONTROLLER_MANAGED_ATTACH,

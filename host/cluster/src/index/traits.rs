@@ -1,6 +1,6 @@
 //! Indexes and the kinds that have them.
 
-use cofferdam_domain::{CsiDriver, CsiNode, Node, StorageClass, VolumeAttributesClass};
+use cofferdam_domain::{CsiDriver, CsiNode, Node, StorageClass, VolumeAttributesClass, VolumeSnapshotClass};
 
 use crate::objects::{Kind, orphan_report::OrphanReport, restore_marker::RestoreMarker};
 
@@ -30,4 +30,13 @@ macro_rules! not_indexed {
         }
     )+};
 }
-not_indexed!(StorageClass, VolumeAttributesClass, CsiNode, CsiDriver, Node, OrphanReport, RestoreMarker);
+not_indexed!(
+    StorageClass,
+    VolumeAttributesClass,
+    VolumeSnapshotClass,
+    CsiNode,
+    CsiDriver,
+    Node,
+    OrphanReport,
+    RestoreMarker
+);

@@ -4,7 +4,8 @@ use std::{fmt, hash::Hash};
 
 use cofferdam_domain::{
     ClaimKey, DriverName, NodeName, PodKey, StorageClassName, VolumeAttachmentName,
-    VolumeAttributesClassName, VolumeName,
+    VolumeAttributesClassName, VolumeName, VolumeSnapshotClassName, VolumeSnapshotContentName,
+    VolumeSnapshotKey,
 };
 
 /// Identifies an object of its kind: the name, and the namespace of namespaced kinds. The restore marker is a
@@ -32,7 +33,16 @@ macro_rules! names {
         }
     )+};
 }
-names!(VolumeAttachmentName, VolumeAttributesClassName, StorageClassName, DriverName, NodeName, VolumeName);
+names!(
+    VolumeAttachmentName,
+    VolumeAttributesClassName,
+    VolumeSnapshotClassName,
+    VolumeSnapshotContentName,
+    StorageClassName,
+    DriverName,
+    NodeName,
+    VolumeName
+);
 
 impl ObjectKey for Box<str> {
     fn from_parts(_: &str, name: &str) -> Self {
@@ -58,4 +68,4 @@ macro_rules! namespaced {
         }
     )+};
 }
-namespaced!(ClaimKey, PodKey);
+namespaced!(ClaimKey, PodKey, VolumeSnapshotKey);

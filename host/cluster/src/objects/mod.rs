@@ -20,6 +20,7 @@ mod strings;
 mod volume;
 mod volume_attachment;
 mod volume_attributes_class;
+mod volume_snapshot;
 
 pub use decode::{DecodeResult, UndecodableObject};
 pub use error::DecodeError;

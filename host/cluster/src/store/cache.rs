@@ -4,8 +4,9 @@ use std::sync::Arc;
 
 use cofferdam_domain::{
     AccessModes, Claim, ClaimKey, CsiDriver, CsiNode, DriverName, Node, NodeName, Pod, Quantity,
-    StorageClass, Uid, Volume, VolumeAttachment, VolumeAttributesClass, VolumeAttributesClassName,
-    VolumeHandle, VolumeMode, VolumeName,
+    SnapshotHandle, StorageClass, Uid, Volume, VolumeAttachment, VolumeAttributesClass,
+    VolumeAttributesClassName, VolumeHandle, VolumeMode, VolumeName, VolumeSnapshot, VolumeSnapshotClass,
+    VolumeSnapshotContent, VolumeSnapshotContentName,
 };
 
 use super::{Lookup, ObjectStore, RestoreDetector};
@@ -26,6 +27,12 @@ pub struct Cache {
     pub classes: ObjectStore<StorageClass>,
     /// VolumeAttributesClasses
     pub attributes_classes: ObjectStore<VolumeAttributesClass>,
+    /// VolumeSnapshots
+    pub snapshots: ObjectStore<VolumeSnapshot>,
+    /// VolumeSnapshotContents
+    pub snapshot_contents: ObjectStore<VolumeSnapshotContent>,
+    /// VolumeSnapshotClasses
+    pub snapshot_classes: ObjectStore<VolumeSnapshotClass>,
     /// Pods
     pub pods: ObjectStore<Pod>,
     /// VolumeAttachments
@@ -154,6 +161,35 @@ impl Cache {
         })
     }
 
+    /// VolumeSnapshots of the volume of this claim, sorted by name.
+    pub fn snapshots_of_claim(&self, claim: &ClaimKey) -> Vec<Arc<VolumeSnapshot>> {
+        self.snapshots.query(|index, snapshots| {
+            let keys = index.by_claim.get(claim).into_iter().flatten();
+            keys.filter_map(|key| snapshots.get(key).cloned()).collect()
+        })
+    }
+
+    /// The VolumeSnapshotContent that references this VolumeSnapshot by namespace, name and uid; the first by
+    /// name if there are several.
+    pub fn content_of_snapshot(&self, snapshot: &VolumeSnapshot) -> Option<Arc<VolumeSnapshotContent>> {
+        self.snapshot_contents.query(|index, contents| {
+            let names = index.by_snapshot.get(&snapshot.key).into_iter().flatten();
+            names.filter_map(|name| contents.get(name)).find(|content| content.is_bound_to(snapshot)).cloned()
+        })
+    }
+
+    /// VolumeSnapshotContents with this driver and handle, sorted by name.
+    pub fn contents_with_handle(
+        &self,
+        driver: &DriverName,
+        handle: &SnapshotHandle,
+    ) -> Vec<VolumeSnapshotContentName> {
+        self.snapshot_contents.query(|index, _| {
+            let names = index.by_handle.get(&(driver.clone(), handle.clone())).into_iter().flatten();
+            names.cloned().collect()
+        })
+    }
+
     /// Pods with claims on this node.
     pub fn pods_on_node(&self, node: &NodeName) -> Vec<Arc<Pod>> {
         self.pods.query(|index, pods| {
@@ -203,6 +239,9 @@ cached!(
     Volume => volumes,
     StorageClass => classes,
     VolumeAttributesClass => attributes_classes,
+    VolumeSnapshot => snapshots,
+    VolumeSnapshotContent => snapshot_contents,
+    VolumeSnapshotClass => snapshot_classes,
     Pod => pods,
     VolumeAttachment => attachments,
     CsiNode => csi_nodes,

@@ -1,0 +1,77 @@
+//! Indexes of VolumeSnapshots and VolumeSnapshotContents.
+
+use std::collections::{BTreeSet, HashMap};
+
+use cofferdam_domain::{
+    ClaimKey, DriverName, SnapshotHandle, VolumeSnapshot, VolumeSnapshotContent, VolumeSnapshotContentName,
+    VolumeSnapshotKey, volume_snapshot::VolumeSnapshotSource,
+};
+
+use super::{
+    Index, Indexed,
+    key_set::{KeySet as _, remove_member},
+    small_set::SmallSet,
+};
+
+impl Indexed for VolumeSnapshot {
+    type Index = VolumeSnapshotIndex;
+}
+
+impl Indexed for VolumeSnapshotContent {
+    type Index = VolumeSnapshotContentIndex;
+}
+
+/// VolumeSnapshots by source claim. Those with another source are not indexed.
+#[derive(Debug, Default)]
+pub struct VolumeSnapshotIndex {
+    pub(crate) by_claim: HashMap<ClaimKey, BTreeSet<VolumeSnapshotKey>>,
+}
+
+/// VolumeSnapshotContents by `spec.volumeSnapshotRef`, and by driver and handle.
+#[derive(Debug, Default)]
+pub struct VolumeSnapshotContentIndex {
+    pub(crate) by_snapshot: HashMap<VolumeSnapshotKey, SmallSet<VolumeSnapshotContentName>>,
+    pub(crate) by_handle: HashMap<(DriverName, SnapshotHandle), SmallSet<VolumeSnapshotContentName>>,
+}
+
+fn source_claim(snapshot: &VolumeSnapshot) -> Option<ClaimKey> {
+    match &snapshot.source {
+        VolumeSnapshotSource::Claim(name) => Some(ClaimKey::new(&*snapshot.key.namespace, &**name)),
+        VolumeSnapshotSource::Content(_) | VolumeSnapshotSource::Invalid(_) => None,
+    }
+}
+
+fn handle_of(content: &VolumeSnapshotContent) -> Option<(DriverName, SnapshotHandle)> {
+    Some((content.driver.clone(), content.handle()?.clone()))
+}
+
+impl Index<VolumeSnapshot> for VolumeSnapshotIndex {
+    fn insert(&mut self, snapshot: &VolumeSnapshot) {
+        if let Some(claim) = source_claim(snapshot) {
+            self.by_claim.entry(claim).or_default().insert_member(snapshot.key.clone());
+        }
+    }
+
+    fn remove(&mut self, snapshot: &VolumeSnapshot) {
+        if let Some(claim) = source_claim(snapshot) {
+            remove_member(&mut self.by_claim, &claim, &snapshot.key);
+        }
+    }
+}
+
+impl Index<VolumeSnapshotContent> for VolumeSnapshotContentIndex {
+    fn insert(&mut self, content: &VolumeSnapshotContent) {
+        let name = &content.name;
+        self.by_snapshot.entry(content.snapshot.key.clone()).or_default().insert_member(name.clone());
+        if let Some(handle) = handle_of(content) {
+            self.by_handle.entry(handle).or_default().insert_member(name.clone());
+        }
+    }
+
+    fn remove(&mut self, content: &VolumeSnapshotContent) {
+        remove_member(&mut self.by_snapshot, &content.snapshot.key, &content.name);
+        if let Some(handle) = handle_of(content) {
+            remove_member(&mut self.by_handle, &handle, &content.name);
+        }
+    }
+}
