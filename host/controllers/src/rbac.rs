@@ -126,6 +126,8 @@ pub(crate) const CORE: &str = "";
 const COORDINATION: &str = "coordination.k8s.io";
 /// The API group of storage.
 pub(crate) const STORAGE: &str = "storage.k8s.io";
+/// API group of VolumeSnapshots.
+pub(crate) const SNAPSHOT: &str = "snapshot.storage.k8s.io";
 /// Verbs of a kind that is watched, and whose objects are also read one by one from the API server.
 pub(crate) const READ: &[&str] = &["get", "list", "watch"];
 /// Verbs of a kind that is watched.

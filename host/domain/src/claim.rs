@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use crate::{
-    ids::{ClaimKey, ObjectMeta, Uid, VolumeName},
+    ids::{ClaimKey, ObjectMeta, Uid, VolumeName, VolumeSnapshotKey},
     names,
     quantity::{Quantity, QuantityError},
     selector::{InvalidRequirement, LabelSelector},
@@ -288,8 +288,18 @@ impl Claim {
     /// source, or a source of another kind or namespace.
     pub fn source_claim(&self) -> Option<ClaimKey> {
         let source = self.source.as_ref().filter(|source| source.is_claim())?;
-        let is_own = source.namespace.as_ref().is_none_or(|namespace| **namespace == *self.key.namespace);
-        is_own.then(|| ClaimKey::new(&*self.key.namespace, &*source.name))
+        self.is_own_namespace(source).then(|| ClaimKey::new(&*self.key.namespace, &*source.name))
+    }
+
+    /// The VolumeSnapshot from which the content of this claim's volume is restored. `None` if this claim has
+    /// no source, or a source of another kind or namespace.
+    pub fn source_snapshot(&self) -> Option<VolumeSnapshotKey> {
+        let source = self.source.as_ref().filter(|source| source.is_snapshot())?;
+        self.is_own_namespace(source).then(|| VolumeSnapshotKey::new(&*self.key.namespace, &*source.name))
+    }
+
+    fn is_own_namespace(&self, source: &DataSource) -> bool {
+        source.namespace.as_ref().is_none_or(|namespace| **namespace == *self.key.namespace)
     }
 
     /// `status.accessModes` in the order of the list, with duplicates.

@@ -103,6 +103,16 @@ pub enum VolumeMode {
     Block,
 }
 
+impl VolumeMode {
+    /// The value in the API.
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Filesystem => "Filesystem",
+            Self::Block => "Block",
+        }
+    }
+}
+
 /// `persistentVolumeReclaimPolicy` of a volume and `reclaimPolicy` of a class.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum ReclaimPolicy {

@@ -20,7 +20,10 @@ use std::{
     any::Any,
     collections::{HashMap, HashSet, VecDeque, hash_map::Entry},
     fmt,
-    sync::{Arc, Weak},
+    sync::{
+        Arc, Weak,
+        atomic::{AtomicBool, Ordering},
+    },
     time::Duration,
 };
 
@@ -118,6 +121,7 @@ pub struct ObjectStore<K: Indexed> {
     subscribers: RwLock<Vec<ChangeSubscriber<K>>>,
     foreign_subscribers: RwLock<Vec<ForeignSubscriber<K>>>,
     synced: watch::Sender<bool>,
+    served: AtomicBool,
     own_writes: OwnWrites<K>,
 }
 
@@ -141,6 +145,7 @@ impl<K: Indexed> Default for ObjectStore<K> {
             subscribers: RwLock::new(Vec::new()),
             foreign_subscribers: RwLock::new(Vec::new()),
             synced: watch::Sender::new(false),
+            served: AtomicBool::new(false),
             own_writes: OwnWrites::default(),
         }
     }
@@ -326,10 +331,16 @@ impl<K: Indexed> ObjectStore<K> {
             changes.extend(items.into_iter().filter_map(|item| inner.apply(item)));
             inner.highest_version = inner.highest_version.max(version);
         }
+        self.served.store(true, Ordering::Relaxed);
         for change in changes {
             self.notify(Some(change));
         }
         self.synced.send_replace(true);
+    }
+
+    /// Returns `true` if the API server has served the last list of the kind.
+    pub fn is_served(&self) -> bool {
+        self.served.load(Ordering::Relaxed)
     }
 
     /// Removes all objects, because the API server does not serve the kind. This adds no tombstones: the
@@ -344,6 +355,7 @@ impl<K: Indexed> ObjectStore<K> {
                 changes.push(Change { key, old, new: None });
             }
         }
+        self.served.store(false, Ordering::Relaxed);
         for change in changes {
             self.notify(Some(change));
         }

@@ -334,6 +334,7 @@ pub(crate) fn controller_settings(configuration: &Configuration, namespace: Stri
             volume_attributes_class: is_enabled(FeatureGate::VolumeAttributesClass),
             strict_topology: configuration.strict_topology,
             immediate_topology: configuration.immediate_topology,
+            prevent_volume_mode_conversion: configuration.prevent_volume_mode_conversion,
             orphan_scan_interval: configuration.orphan_scan_interval.0,
             stuck_after: defaults.provisioner.stuck_after,
         },

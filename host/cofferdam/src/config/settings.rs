@@ -297,6 +297,8 @@ settings! {
         /// Pass all topology segments of the cluster to the driver if no node is selected and the class
         /// allows every segment
         immediate_topology: bool = Bool, InDev("true", "false");
+        /// Reject a claim with another volumeMode than the source of its snapshot
+        prevent_volume_mode_conversion: bool = Bool, Value("true");
     }
     NODE_DEPLOYMENT => {
         /// Treat every driver of this process as node-local (CSI drivers cannot declare it themselves)

@@ -61,7 +61,7 @@ const LOG_FORMAT: &str = "the format of log lines does not depend on it";
 const NO_CAPACITY: &str = "CSIStorageCapacity objects are not updated";
 const NO_CAPACITY_OBJECTS: &str = "CSIStorageCapacity objects are not updated; the program ends if the CSIDriver \
      has storageCapacity true, at the start or later";
-const NO_SNAPSHOTS: &str = "claims with a snapshot as data source are rejected, with an event";
+const NO_SWEEP: &str = "changes of claims and VolumeSnapshots remove the finalizer";
 const WORKER_THREADS: &str = "`worker-threads` is the limit";
 
 /// A feature gate of a sidecar that has one value in this program.
@@ -207,8 +207,8 @@ pub(super) static FLAGS: &[SidecarFlag] = &[
     flag("kube-api-capacity-qps", PROVISIONER, Float, "1", Ignored(NO_CAPACITY)),
     flag("kube-api-capacity-burst", PROVISIONER, Int, "5", Ignored(NO_CAPACITY)),
     flag("cloning-protection-threads", PROVISIONER, Uint, "1", Ignored(WORKER_THREADS)),
-    flag("snapshot-orphan-sweep-interval", PROVISIONER, Duration, "5m", Ignored(NO_SNAPSHOTS)),
-    flag("prevent-volume-mode-conversion", PROVISIONER, Bool, "true", Ignored(NO_SNAPSHOTS)),
+    flag("snapshot-orphan-sweep-interval", PROVISIONER, Duration, "5m", Ignored(NO_SWEEP)),
+    flag("prevent-volume-mode-conversion", PROVISIONER, Bool, "true", Sets("prevent-volume-mode-conversion")),
     // csi-attacher
     flag("resync", ATTACHER, Duration, "10m", Sets("resync")),
     flag("reconcile-sync", ATTACHER, Duration, "1m", Sets("reconcile-sync")),

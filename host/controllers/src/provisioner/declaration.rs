@@ -10,7 +10,7 @@ use cofferdam_cluster::{
     writer::CachedKind,
 };
 use cofferdam_domain::{
-    CsiNode, DriverName, Node, VolumeAttachment, VolumeAttributesClass,
+    CsiNode, DriverName, Node, VolumeAttachment, VolumeAttributesClass, VolumeSnapshot,
     storage::{Ability, Feature},
 };
 use prometheus_client::registry::Registry;
@@ -28,8 +28,8 @@ use crate::{
     orphans::{OrphanContext, OrphanScanner, metrics::OrphanMetrics},
     protection, pv_controller,
     rbac::{
-        CORE, DriverPlacement, NodeTopologySource, READ, Rule, RuleSet, STORAGE, WATCH, WATCH_CSI_NODES,
-        WATCH_NODES,
+        CORE, DriverPlacement, NodeTopologySource, READ, Rule, RuleSet, SNAPSHOT, STORAGE, WATCH,
+        WATCH_CSI_NODES, WATCH_NODES,
     },
     role::Role,
     settings::Settings,
@@ -54,6 +54,9 @@ const CLUSTER_WIDE: &[Rule] = &[
     Rule::cluster(STORAGE, "csidrivers", &["get"]),
     Rule::cluster(STORAGE, "volumeattachments", WATCH),
     Rule::cluster(STORAGE, "volumeattributesclasses", WATCH),
+    // The sources of restored volumes, and the finalizer of VolumeSnapshots.
+    Rule::cluster(SNAPSHOT, "volumesnapshots", &["get", "list", "patch", "watch"]),
+    Rule::cluster(SNAPSHOT, "volumesnapshotcontents", &["get"]),
 ];
 
 /// RBAC rules of a provisioner whose drivers are node-local, in addition to the rules that every process has.
@@ -111,6 +114,8 @@ fn options(process: &ProcessContext) -> ProvisionerOptions {
         }),
         create_drivers: drivers_with(&|backend| backend.creates_volumes()),
         cloning_drivers: drivers_with(&|backend| backend.abilities().contains(&Ability::Cloning)),
+        restoring_drivers: drivers_with(&|backend| backend.abilities().contains(&Ability::Restoring)),
+        prevent_volume_mode_conversion: settings.provisioner.prevent_volume_mode_conversion,
         modification_drivers: drivers_with(&|backend| backend.abilities().contains(&Ability::Modification)),
         topology_drivers: drivers_with(&|backend| settings.provisioner.topology && backend.has_topology()),
         strict_topology: settings.provisioner.strict_topology,
@@ -165,6 +170,11 @@ impl DeclaredController for Provisioner {
         let modifies = |backend: &Arc<dyn Backend>| backend.abilities().contains(&Ability::Modification);
         if settings.provisioner.volume_attributes_class && backends.iter().any(modifies) {
             watches.push(WatchSpec::all::<VolumeAttributesClass>());
+        }
+        // The events of VolumeSnapshots shorten the waits of claims. The sidecar's rights may lack the watch.
+        let restores = |backend: &Arc<dyn Backend>| backend.abilities().contains(&Ability::Restoring);
+        if settings.cluster_wide(backends).any(restores) {
+            watches.push(WatchSpec::all::<VolumeSnapshot>().optional());
         }
         watches.extend(topology_watch::<CsiNode>(settings, backends, LocalNode::needs_keys));
         watches.extend(topology_watch::<Node>(settings, backends, LocalNode::needs_labels));

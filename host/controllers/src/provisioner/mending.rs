@@ -36,16 +36,14 @@ pub enum RequestKind {
 
 /// Returns `intent` with the mended request `desired`, which is what the claim's classes ask for now. `None`
 /// if they ask for the same request, if the intent has a mended request already, or if `desired` is for
-/// another driver, another name of the volume or another content source: two volumes could then be created.
+/// another driver or another name of the volume: two volumes could then be created.
 ///
 /// Only changes by administrators count. Another selected node or other labels of nodes do not:
 /// names may be unique per topology segment only.
 pub fn with_mended(intent: &Intent, desired: &Intent) -> Option<Intent> {
     let is_same_volume = (&intent.claim_uid, &intent.driver, &intent.request.name)
         == (&desired.claim_uid, &desired.driver, &desired.request.name);
-    // A source claim that was created again has another volume.
-    let is_same_source = intent.request.source == desired.request.source;
-    if intent.mended.is_some() || !is_same_volume || !is_same_source {
+    if intent.mended.is_some() || !is_same_volume {
         return None;
     }
     let is_mended = intent.class != desired.class

@@ -20,7 +20,7 @@
 //! this process before the intent is written. `super::reclaim` reconciles a PersistentVolume.
 
 use std::{
-    collections::{BTreeMap, HashMap, HashSet},
+    collections::{BTreeMap, BTreeSet, HashMap, HashSet},
     sync::Arc,
     time::Duration,
 };
@@ -34,7 +34,7 @@ use cofferdam_cluster::{
 };
 use cofferdam_domain::{
     Claim, ClaimKey, CsiNode, DriverName, Node, NodeName, StorageClass, Uid, Volume, VolumeAttachment,
-    VolumeAttributesClass, VolumeName, names, term::Term,
+    VolumeAttributesClass, VolumeName, VolumeSnapshot, VolumeSnapshotKey, names, term::Term,
 };
 use parking_lot::Mutex;
 use serde_json::json;
@@ -51,7 +51,7 @@ use super::{
     metrics::ProvisionerMetrics,
     release_hints::ReleaseHints,
     rules::{self, ProvisionVerdict, ProvisionerOptions},
-    source,
+    source::{self, SourceKey},
     source_waits::SourceWaits,
 };
 use crate::{
@@ -109,9 +109,9 @@ impl ProvisionerContext {
         self.local_node.as_ref().filter(|local_node| local_node.has_driver(driver))
     }
 
-    /// Returns true if a driver that is not node-local clones volumes.
-    fn protects_sources(&self) -> bool {
-        self.options.cloning_drivers.iter().any(|driver| self.local_node_of(driver).is_none())
+    /// Returns true if one of these drivers is not node-local.
+    fn has_central(&self, drivers: &BTreeSet<DriverName>) -> bool {
+        drivers.iter().any(|driver| self.local_node_of(driver).is_none())
     }
 }
 
@@ -125,6 +125,10 @@ pub(crate) struct Provisioner {
     pub(super) sources: Queue<ClaimKey>,
     /// A driver of this process that is not node-local clones volumes.
     pub(super) protects_sources: bool,
+    /// Queue of VolumeSnapshots that are restored, for their finalizer.
+    pub(super) snapshots: Queue<VolumeSnapshotKey>,
+    /// A driver of this process that is not node-local restores snapshots.
+    pub(super) protects_snapshots: bool,
     /// Claims whose request the driver has rejected as invalid.
     pub(super) infeasible: InfeasibleClaims,
     /// Claims waiting for another owner of the driver's journal.
@@ -133,7 +137,7 @@ pub(crate) struct Provisioner {
     pub(super) call_backoff: CallBackoff,
     /// Claims waiting for topology keys of CSINodes or topology labels of Nodes.
     waiting_for_topology: Mutex<HashSet<Uid>>,
-    /// Claims waiting for their source claim.
+    /// Claims waiting for their source.
     source_waits: SourceWaits,
     /// Attempts of this process to select its own node for claims of node-local drivers. Processes of other
     /// nodes compete for the same claims. An entry is removed when its claim has a volume or is deleted.
@@ -154,7 +158,9 @@ impl Controller for Provisioner {
             claims: Queue::new("provisioner_claims", backoff, queue_metrics),
             volumes: Queue::new("provisioner_volumes", backoff, queue_metrics),
             sources: Queue::new("provisioner_sources", backoff, queue_metrics),
-            protects_sources: context.protects_sources(),
+            protects_sources: context.has_central(&context.options.cloning_drivers),
+            snapshots: Queue::new("provisioner_snapshots", backoff, queue_metrics),
+            protects_snapshots: context.has_central(&context.options.restoring_drivers),
             infeasible: InfeasibleClaims::default(),
             journal_waits: JournalWaits::default(),
             call_backoff: CallBackoff::new(backoff),
@@ -176,6 +182,7 @@ impl Controller for Provisioner {
         subscribe(self, &cache.attachments, Self::attachment_changed);
         subscribe(self, &cache.csi_nodes, Self::csi_node_changed);
         subscribe(self, &cache.nodes, Self::node_changed);
+        subscribe(self, &cache.snapshots, Self::snapshot_changed);
         subscribe(self, &cache.restore_markers, Self::restore_marker_changed);
         self.subscribe_to_messages();
         self.context.orphans.iter().for_each(OrphanScanner::subscribe);
@@ -208,7 +215,7 @@ impl Provisioner {
     async fn run_queues(self: &Arc<Self>, stop: CancellationToken) {
         self.enqueue_intents();
         let workers = self.context.workers;
-        let (claims, volumes, sources) = (Arc::clone(self), Arc::clone(self), Arc::clone(self));
+        let [claims, volumes, sources, snapshots] = std::array::from_fn(|_| Arc::clone(self));
         let journals = futures::future::join_all(self.context.drivers.values().map(|driver| async {
             loop {
                 driver.journal.wait_recovered().await.into_iter().for_each(|uid| self.claims.add(uid));
@@ -228,6 +235,10 @@ impl Provisioner {
                     let controller = Arc::clone(&sources);
                     async move { controller.reconcile_source(&key).await }
                 }),
+                self.snapshots.run(workers, stop.clone(), move |key| {
+                    let controller = Arc::clone(&snapshots);
+                    async move { controller.reconcile_snapshot(&key).await }
+                }),
             )
         };
         tokio::select! {
@@ -244,17 +255,17 @@ impl Provisioner {
             self.journal_waits.remove(&old.meta.uid);
             self.call_backoff.remove(&old.meta.uid);
             self.waiting_for_topology.lock().remove(&old.meta.uid);
-            if let Some(source) = old.source_claim() {
+            if let Some(source) = SourceKey::of(old) {
                 self.source_waits.remove(&source, &old.meta.uid);
             }
             self.claims.add(old.meta.uid.clone());
         }
-        if source::is_source_change(old, new) {
-            self.enqueue_clones(&change.key);
+        if source::claim::is_source_change(old, new) {
+            self.enqueue_waiting_for(&SourceKey::Claim(change.key.clone()));
         }
         self.enqueue_protected_source(&change.key);
-        if let Some(source) = old.or(new).and_then(Claim::source_claim) {
-            self.enqueue_protected_source(&source);
+        if let Some(source) = old.or(new).and_then(SourceKey::of) {
+            self.enqueue_source(&source);
         }
         if let Some(bound) = new.filter(|new| new.volume.is_some()) {
             self.journal_waits.remove(&bound.meta.uid);
@@ -276,7 +287,7 @@ impl Provisioner {
         self.volumes.add(change.key.clone());
         for volume in [&change.old, &change.new].into_iter().flatten() {
             let Some(claim_ref) = &volume.claim_ref else { continue };
-            self.enqueue_clones(&claim_ref.key);
+            self.enqueue_waiting_for(&SourceKey::Claim(claim_ref.key.clone()));
             if let Some(uid) = &claim_ref.uid {
                 self.claims.add(uid.clone());
             }
@@ -345,8 +356,13 @@ impl Provisioner {
         waiting.into_iter().for_each(|uid| self.claims.add(uid));
     }
 
-    /// Enqueues the claims that wait for a change of this source claim.
-    fn enqueue_clones(&self, source: &ClaimKey) {
+    fn snapshot_changed(&self, change: &Change<VolumeSnapshot>) {
+        self.enqueue_waiting_for(&SourceKey::Snapshot(change.key.clone()));
+        self.enqueue_protected_snapshot(&change.key);
+    }
+
+    /// Enqueues the claims that wait for a change of this source.
+    fn enqueue_waiting_for(&self, source: &SourceKey) {
         self.source_waits.take(source).into_iter().for_each(|uid| self.claims.add(uid));
     }
 
@@ -373,7 +389,7 @@ impl Provisioner {
         // Digest of a mended request that cannot be sent now: it does not fit into the journal, or its Secret
         // cannot be read. The first request is sent instead.
         let mut unsendable = None;
-        let (mut annotations, mut create_secret) = (None, CreateSecret::default());
+        let (mut annotations, mut live_snapshot, mut create_secret) = (None, None, CreateSecret::default());
         for _ in 0..MAX_EFFECTS {
             // 1. Find the intent: the result of its request is determined before anything else.
             let found = self.find_intent(uid);
@@ -390,6 +406,7 @@ impl Provisioner {
                 infeasible: infeasible.as_ref().map(|(class, _)| class),
                 last_request: last_request.as_deref(),
                 annotations: annotations.as_ref(),
+                live_snapshot: live_snapshot.as_ref(),
                 options: &self.context.options,
             };
             let done = match rules::decide_provisioning(input, uid) {
@@ -509,7 +526,18 @@ impl Provisioner {
                 ProvisionVerdict::WaitForSource { source, message } => {
                     self.wait_for_source(uid, &source, message)
                 }
-                ProvisionVerdict::ProtectSource(source) => self.protect_source(uid, &source).await,
+                ProvisionVerdict::ReadSnapshot(key) => match self.read_snapshot(uid, &key).await {
+                    Ok(found) => {
+                        live_snapshot = Some(found);
+                        None
+                    }
+                    Err(action) => Some(action),
+                },
+                ProvisionVerdict::ProtectSource(source) => {
+                    // The VolumeSnapshot is read again, with its finalizer.
+                    live_snapshot = None;
+                    self.protect_source(uid, &source).await
+                }
                 ProvisionVerdict::LeaveToPopulator => {
                     if let Some(claim) = self.context.cache.claim_by_uid(uid) {
                         let text = "Assuming an external populator will provision the volume".to_owned();
@@ -561,9 +589,9 @@ impl Provisioner {
         Some(self.backoff_after_failure(uid, message, false))
     }
 
-    /// Registers the claim for changes of its source claim, as [`Self::wait_for_topology`] does for CSINodes
+    /// Registers the claim for changes of its source, as [`Self::wait_for_topology`] does for CSINodes
     /// and Nodes.
-    fn wait_for_source(&self, uid: &Uid, source: &ClaimKey, message: String) -> Option<Action> {
+    fn wait_for_source(&self, uid: &Uid, source: &SourceKey, message: String) -> Option<Action> {
         if self.source_waits.insert(source, uid) {
             return None;
         }

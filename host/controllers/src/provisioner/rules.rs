@@ -14,7 +14,7 @@ use std::{
 use cofferdam_cluster::{Cache, Intent, IntentClass, IntentSecrets, Lookup};
 use cofferdam_domain::{
     AccessMode, AccessModes, BindingMode, Claim, ClaimKey, ClusterId, DriverName, NodeName, ReclaimPolicy,
-    StorageClass, Uid, Volume, VolumeHandle, VolumeMode, VolumeName, VolumePhase, names,
+    StorageClass, Uid, Volume, VolumeHandle, VolumeMode, VolumeName, VolumePhase, VolumeSnapshotKey, names,
     storage::{
         AccessType, CapacityRange, ContentSource, CreateVolume, CreatedVolume, CsiAccessMode, ErrorKind,
         Finality, Parameters, StorageError, TopologyRequirement, VolumeCapability, VolumeOwner,
@@ -24,7 +24,7 @@ use cofferdam_domain::{
 use super::{
     mending, parameters, placement,
     secret_references::{self, TokenValues},
-    source::{self, SourceVolume},
+    source::{self, FoundSource, SourceKey, SourceObject, snapshot::LiveSnapshot},
     topology::{self, TopologyError, TopologyInput},
 };
 use crate::{
@@ -63,6 +63,10 @@ pub struct ProvisionerOptions {
     pub create_drivers: BTreeSet<DriverName>,
     /// Drivers that clone volumes (`CLONE_VOLUME`).
     pub cloning_drivers: BTreeSet<DriverName>,
+    /// Drivers that create volumes from snapshots (`CREATE_DELETE_SNAPSHOT`).
+    pub restoring_drivers: BTreeSet<DriverName>,
+    /// Reject a claim whose volumeMode is not that of its snapshot (`--prevent-volume-mode-conversion`).
+    pub prevent_volume_mode_conversion: bool,
     /// Drivers that modify volumes (`MODIFY_VOLUME`).
     pub modification_drivers: BTreeSet<DriverName>,
     /// Drivers with topology (`VOLUME_ACCESSIBILITY_CONSTRAINTS`).
@@ -100,6 +104,8 @@ pub struct ProvisionerInput<'a> {
     pub last_request: Option<&'a str>,
     /// All annotations of the claim, as a live read returned them. `None` before the read.
     pub annotations: Option<&'a BTreeMap<String, String>>,
+    /// The claim's VolumeSnapshot and its content, as a live read returned them. `None` before the read.
+    pub live_snapshot: Option<&'a LiveSnapshot>,
     /// Options of the provisioner.
     pub options: &'a ProvisionerOptions,
 }
@@ -156,16 +162,18 @@ pub enum ProvisionVerdict {
     },
     /// A volume populator provisions the volume: emit an event, and do nothing else.
     LeaveToPopulator,
+    /// Read this VolumeSnapshot and its content live, then decide again: it is the source of the volume.
+    ReadSnapshot(VolumeSnapshotKey),
     /// The source of the volume's content cannot be used now: emit the event, and retry with back-off or when
     /// the source changes.
     WaitForSource {
-        /// The source claim.
-        source: ClaimKey,
+        /// The source.
+        source: SourceKey,
         /// Event message.
         message: String,
     },
-    /// Add the finalizer to this claim, whose volume is cloned, then decide again.
-    ProtectSource(Arc<Claim>),
+    /// Add the finalizer to this source, then decide again.
+    ProtectSource(SourceObject),
     /// The volume that is cloned is not on the selected node: remove `selected-node`, so that the scheduler
     /// selects another node.
     LeaveNode {
@@ -247,7 +255,7 @@ pub fn decide_provisioning(input: ProvisionerInput<'_>, uid: &Uid) -> ProvisionV
         {
             return select_local_node(input, local_node, &claim, &class, &name);
         }
-        build_request(input, &claim, &class, &name)
+        build_request(input, &claim, &class, &name, None)
             .map(|intent| ProvisionVerdict::WriteIntent(Box::new(intent)))
     });
     decided.unwrap_or_else(|verdict| *verdict)
@@ -268,7 +276,7 @@ fn decide_mended(
         return None;
     }
     let name = volume_name(&input.options.prefix, input.options.uuid_length, &claim.meta.uid);
-    let desired = match build_request(input, claim, &class, &name) {
+    let desired = match build_request(input, claim, &class, &name, Some(intent)) {
         Ok(desired) => desired,
         Err(verdict) => return matches!(*verdict, ProvisionVerdict::ReadAnnotations(_)).then_some(*verdict),
     };
@@ -292,7 +300,7 @@ fn select_local_node(
     if placement::requirement(local_node, class, &segments).is_err() {
         return Ok(ProvisionVerdict::NoAction("the class does not allow this node"));
     }
-    let request = match build_request(input, claim, class, name) {
+    let request = match build_request(input, claim, class, name, None) {
         Ok(intent) => Some(Box::new(intent.request)),
         Err(verdict) => match *verdict {
             // The claim is provisioned on the node of its source, which is not known yet, or another one.
@@ -422,16 +430,20 @@ fn is_migrated(input: ProvisionerInput<'_>, claim: &Claim) -> bool {
 }
 
 /// Builds the intent of a claim, with the `CreateVolume` request. The order of the checks is
-/// external-provisioner's.
+/// external-provisioner's. The request of a claim with a `recorded` intent keeps the content source of the
+/// intent: another one would be another volume.
 fn build_request(
     input: ProvisionerInput<'_>,
     claim: &Claim,
     class: &StorageClass,
     name: &VolumeName,
+    recorded: Option<&Intent>,
 ) -> Result<Intent, Box<ProvisionVerdict>> {
     let options = input.options;
     let reject = |message: String| Box::new(ProvisionVerdict::Reject { message, permanent: true });
-    check_source_kind(options, claim, class)?;
+    if recorded.is_none() {
+        check_source_kind(options, claim, class)?;
+    }
     // Before the intent is written: an intent of a driver without the capability was therefore written when
     // the driver had it, and its request may have been sent.
     if !options.create_drivers.contains(&class.provisioner) {
@@ -470,7 +482,13 @@ fn build_request(
             reject(format!("spec.resources.requests.storage is {size}; expected at most {} bytes", i64::MAX))
         })?,
     };
-    let source = source_volume(input, claim, class)?;
+    let (source, unprotected) = match recorded {
+        Some(intent) => (intent.request.source.clone(), None),
+        None => match find_source(input, claim, class)? {
+            Some(FoundSource { content, unprotected }) => (Some(content), unprotected),
+            None => (None, None),
+        },
+    };
     let split = parameters::split(class).map_err(|error| reject(error.to_string()))?;
     let mut parameters = split.for_driver;
     if options.extra_create_metadata {
@@ -498,11 +516,8 @@ fn build_request(
     let topology = if has_topology { requirement(input, claim, class)? } else { None };
     let secrets = class_secrets(input, claim, class, name)?;
     let mutable_parameters = mutable_parameters(input, &attributes_class, class)?;
-    if let Some(source) = &source
-        && options.local_node_of(&class.provisioner).is_none()
-        && source.claim.meta.finalizer_index(names::CLONING_PROTECTION).is_none()
-    {
-        return Err(Box::new(ProvisionVerdict::ProtectSource(Arc::clone(&source.claim))));
+    if let Some(source) = unprotected {
+        return Err(Box::new(ProvisionVerdict::ProtectSource(source)));
     }
     Ok(Intent {
         claim: claim.key.clone(),
@@ -535,7 +550,7 @@ fn build_request(
                 pv_name: name.clone(),
                 reclaim_policy: class.reclaim_policy.clone(),
             }),
-            source: source.map(|source| ContentSource::Volume(source.handle)),
+            source,
         },
         recorded_at: None,
         unneeded: None,
@@ -553,48 +568,71 @@ fn check_source_kind(
     class: &StorageClass,
 ) -> Result<(), Box<ProvisionVerdict>> {
     let Some(data_source) = &claim.source else { return Ok(()) };
-    let message = if data_source.is_snapshot() {
-        "this version of Cofferdam does not restore snapshots".to_owned()
-    } else if !data_source.is_claim() {
+    let driver = &class.provisioner;
+    if !data_source.is_claim() && !data_source.is_snapshot() {
         return Err(Box::new(ProvisionVerdict::LeaveToPopulator));
-    } else if claim.source_claim().is_none() {
-        format!(
+    }
+    let message = match SourceKey::of(claim) {
+        None => format!(
             "spec.dataSourceRef.namespace is {:?}; expected none, or the namespace of the claim",
             data_source.namespace.as_deref().unwrap_or_default()
-        )
-    } else if !options.cloning_drivers.contains(&class.provisioner) {
-        format!("driver {} does not clone volumes: it has no CLONE_VOLUME", class.provisioner)
-    } else {
-        return Ok(());
+        ),
+        Some(SourceKey::Claim(_)) if !options.cloning_drivers.contains(driver) => {
+            format!("driver {driver} does not clone volumes: it has no CLONE_VOLUME")
+        }
+        Some(SourceKey::Snapshot(_)) if !options.restoring_drivers.contains(driver) => {
+            format!("driver {driver} does not restore snapshots: it has no CREATE_DELETE_SNAPSHOT")
+        }
+        Some(SourceKey::Snapshot(_)) if options.local_node_of(driver).is_some() => {
+            format!("driver {driver} is node-local: this version of Cofferdam does not restore its snapshots")
+        }
+        Some(SourceKey::Claim(_) | SourceKey::Snapshot(_)) => return Ok(()),
     };
     Err(Box::new(ProvisionVerdict::Reject { message, permanent: true }))
 }
 
-/// Returns the volume that the claim's volume is cloned from; `None` without a source.
-fn source_volume(
+/// Returns the content source of the claim's volume; `None` without a source.
+fn find_source(
     input: ProvisionerInput<'_>,
     claim: &Claim,
     class: &StorageClass,
-) -> Result<Option<SourceVolume>, Box<ProvisionVerdict>> {
-    let Some(key) = claim.source_claim() else { return Ok(None) };
+) -> Result<Option<FoundSource>, Box<ProvisionVerdict>> {
+    let Some(key) = SourceKey::of(claim) else { return Ok(None) };
     let failed = |reason: String| {
+        let class = claim.class_name();
         format!(
-            "failed to provision volume with StorageClass {:?}: cannot clone the volume of claim {key}: {reason}",
-            claim.class_name()
+            "failed to provision volume with StorageClass {class:?}: cannot use {key} as the source: {reason}"
         )
     };
-    let source = source::find_source_volume(input.cache, claim, &key, class).map_err(|error| {
-        let (source, message) = (key.clone(), failed(error.to_string()));
-        Box::new(ProvisionVerdict::WaitForSource { source, message })
-    })?;
-    if let Some(local_node) = input.options.local_node_of(&class.provisioner)
-        && !local_node.has_volume(&source.volume, input.cache)
-    {
-        let node = local_node.node.clone();
-        let message = failed(format!("it is not on the selected node {node}"));
-        return Err(Box::new(ProvisionVerdict::LeaveNode { node, message }));
+    let wait = |reason: String| {
+        Box::new(ProvisionVerdict::WaitForSource { source: key.clone(), message: failed(reason) })
+    };
+    match &key {
+        SourceKey::Claim(source) => {
+            let source = source::claim::find_source_volume(input.cache, claim, source, class)
+                .map_err(|error| wait(error.to_string()))?;
+            let local_node = input.options.local_node_of(&class.provisioner);
+            if let Some(local_node) = local_node
+                && !local_node.has_volume(&source.volume, input.cache)
+            {
+                let node = local_node.node.clone();
+                let message = failed(format!("its volume is not on the selected node {node}"));
+                return Err(Box::new(ProvisionVerdict::LeaveNode { node, message }));
+            }
+            let is_protected = source.claim.meta.finalizer_index(names::CLONING_PROTECTION).is_some();
+            let unprotected = (local_node.is_none() && !is_protected)
+                .then(|| SourceObject::Claim(Arc::clone(&source.claim)));
+            Ok(Some(FoundSource { content: ContentSource::Volume(source.handle), unprotected }))
+        }
+        SourceKey::Snapshot(snapshot) => {
+            let Some(live) = input.live_snapshot else {
+                return Err(Box::new(ProvisionVerdict::ReadSnapshot(snapshot.clone())));
+            };
+            let prevents = input.options.prevent_volume_mode_conversion;
+            let checked = source::snapshot::check_snapshot(input.cache, claim, class, live, prevents);
+            checked.map(Some).map_err(|error| wait(error.to_string()))
+        }
     }
-    Ok(Some(source))
 }
 
 /// Returns the Secrets that the class names for the claim. Invalid parameters are retried with back-off,

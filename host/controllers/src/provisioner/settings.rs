@@ -33,6 +33,9 @@ pub struct ProvisionerSettings {
     /// Passes the topology of all nodes to CreateVolume if no node is selected and the class has no
     /// `allowedTopologies` (`--immediate-topology`).
     pub immediate_topology: bool,
+    /// Rejects a claim whose volumeMode is not that of its snapshot's source
+    /// (`--prevent-volume-mode-conversion`).
+    pub prevent_volume_mode_conversion: bool,
     /// Interval between scans for orphaned volumes (`--orphan-scan-interval`). `None` disables the scans.
     pub orphan_scan_interval: Option<Duration>,
     /// An intent of this age is stuck. No flag sets it. After the default of 15 minutes the driver has been
@@ -68,6 +71,7 @@ impl Default for ProvisionerSettings {
             volume_attributes_class: true,
             strict_topology: false,
             immediate_topology: true,
+            prevent_volume_mode_conversion: true,
             orphan_scan_interval: Some(Duration::from_secs(3600)),
             stuck_after: Duration::from_mins(15),
         }

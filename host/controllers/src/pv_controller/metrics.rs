@@ -102,9 +102,5 @@ fn plugin(volume: &Volume) -> String {
 }
 
 fn mode(mode: VolumeMode) -> String {
-    match mode {
-        VolumeMode::Filesystem => "Filesystem",
-        VolumeMode::Block => "Block",
-    }
-    .to_owned()
+    mode.as_str().to_owned()
 }

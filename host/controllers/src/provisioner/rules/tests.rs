@@ -21,7 +21,13 @@ use super::{
     CreateVerdict, ProvisionVerdict, ProvisionerInput, ProvisionerOptions, ReclaimVerdict, capability_modes,
     decide_after_create, decide_provisioning, decide_reclaim, is_relevant_change,
 };
-use crate::{node_local::LocalNode, provisioner::mending::request_digest};
+use crate::{
+    node_local::LocalNode,
+    provisioner::{
+        mending::request_digest,
+        source::{SourceObject, snapshot::LiveSnapshot},
+    },
+};
 
 const UID: &str = "1234";
 
@@ -38,6 +44,8 @@ fn options() -> ProvisionerOptions {
         single_node_multi_writer_drivers: BTreeSet::new(),
         create_drivers: ["drv".into()].into(),
         cloning_drivers: ["drv".into()].into(),
+        restoring_drivers: ["drv".into()].into(),
+        prevent_volume_mode_conversion: true,
         modification_drivers: BTreeSet::new(),
         topology_drivers: BTreeSet::new(),
         strict_topology: false,
@@ -104,6 +112,7 @@ struct ProvisionerFixture {
     infeasible: Option<Uid>,
     last_request: Option<String>,
     annotations: Option<BTreeMap<String, String>>,
+    live_snapshot: Option<LiveSnapshot>,
 }
 
 impl ProvisionerFixture {
@@ -119,6 +128,7 @@ impl ProvisionerFixture {
             infeasible: None,
             last_request: None,
             annotations: None,
+            live_snapshot: None,
         }
     }
 
@@ -130,6 +140,7 @@ impl ProvisionerFixture {
             infeasible: self.infeasible.as_ref(),
             last_request: self.last_request.as_deref(),
             annotations: self.annotations.as_ref(),
+            live_snapshot: self.live_snapshot.as_ref(),
             options: &self.options,
         };
         decide_provisioning(input, &UID.into())
@@ -161,7 +172,11 @@ fn describe(verdict: &ProvisionVerdict) -> String {
         ProvisionVerdict::Reschedule { node, message } => format!("reschedule {node}: {message}"),
         ProvisionVerdict::LeaveToPopulator => "populator".to_owned(),
         ProvisionVerdict::WaitForSource { source, message } => format!("wait for {source}: {message}"),
-        ProvisionVerdict::ProtectSource(source) => format!("protect {}", source.key),
+        ProvisionVerdict::ProtectSource(SourceObject::Claim(claim)) => format!("protect claim {}", claim.key),
+        ProvisionVerdict::ProtectSource(SourceObject::Snapshot(snapshot)) => {
+            format!("protect VolumeSnapshot {}", snapshot.key)
+        }
+        ProvisionVerdict::ReadSnapshot(key) => format!("read VolumeSnapshot {key}"),
         ProvisionVerdict::LeaveNode { node, message } => format!("leave {node}: {message}"),
     }
 }
@@ -340,8 +355,8 @@ fn claims_are_provisioned_according_to_annotations_and_class() {
             "clone",
             json!({"spec": {"dataSource": {"kind": "PersistentVolumeClaim", "name": "x"}}}),
             json!({}),
-            "wait for ns/x: failed to provision volume with StorageClass \"gold\": \
-             cannot clone the volume of claim ns/x: it does not exist",
+            "wait for claim ns/x: failed to provision volume with StorageClass \"gold\": \
+             cannot use claim ns/x as the source: it does not exist",
         ),
         (
             "restore",
@@ -349,7 +364,7 @@ fn claims_are_provisioned_according_to_annotations_and_class() {
                 "apiGroup": "snapshot.storage.k8s.io", "kind": "VolumeSnapshot", "name": "x",
             }}}),
             json!({}),
-            "reject this version of Cofferdam does not restore snapshots",
+            "read VolumeSnapshot ns/x",
         ),
         (
             "populator",
@@ -1073,10 +1088,10 @@ fn a_clone_names_its_source_in_the_intent_once_the_source_is_protected() {
     let foreign = json!({"spec": {"dataSource": null, "dataSourceRef": {
         "kind": "PersistentVolumeClaim", "name": "s", "namespace": "other",
     }}});
-    let cannot_clone = "cannot clone the volume of claim ns/s";
+    let cannot_clone = "cannot use claim ns/s as the source";
     let table = [
         ("protected", json!({}), json!({}), true, "write intent".to_owned()),
-        ("not protected", json!({}), unprotected, true, "protect ns/s".to_owned()),
+        ("not protected", json!({}), unprotected, true, "protect claim ns/s".to_owned()),
         (
             "driver without CLONE_VOLUME",
             json!({}),
@@ -1099,7 +1114,7 @@ fn a_clone_names_its_source_in_the_intent_once_the_source_is_protected() {
             json!({"status": null}),
             true,
             format!(
-                "wait for ns/s: failed to provision volume with StorageClass \"gold\": {cannot_clone}: \
+                "wait for claim ns/s: failed to provision volume with StorageClass \"gold\": {cannot_clone}: \
                      its phase is Pending; expected Bound"
             ),
         ),
@@ -1135,8 +1150,7 @@ fn a_node_local_clone_is_created_on_the_node_of_its_source() {
     };
     let unprotected = json!({"metadata": {"finalizers": null}});
     let pending = json!({"status": null});
-    let failed =
-        "failed to provision volume with StorageClass \"gold\": cannot clone the volume of claim ns/s";
+    let failed = "failed to provision volume with StorageClass \"gold\": cannot use claim ns/s as the source";
     let table = [
         (
             "no node selected, source on this node",
@@ -1151,7 +1165,7 @@ fn a_node_local_clone_is_created_on_the_node_of_its_source() {
             None,
             pending,
             on("n1"),
-            format!("wait for ns/s: {failed}: its phase is Pending; expected Bound"),
+            format!("wait for claim ns/s: {failed}: its phase is Pending; expected Bound"),
         ),
         (
             "this node selected, source on it",
@@ -1165,7 +1179,7 @@ fn a_node_local_clone_is_created_on_the_node_of_its_source() {
             Some("n1"),
             unprotected,
             on("n2"),
-            format!("leave n1: {failed}: it is not on the selected node n1"),
+            format!("leave n1: {failed}: its volume is not on the selected node n1"),
         ),
     ];
     for (name, node, source, volume, expected) in table {

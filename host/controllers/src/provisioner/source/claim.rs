@@ -1,34 +1,35 @@
-//! Content sources of new volumes: the checks of a claim's `spec.dataSource` and `spec.dataSourceRef`, and the
-//! finalizer that protects a claim while its volume is cloned. Source: external-provisioner's
-//! `getPVCSource` and `CloningProtectionController`.
+//! Clones of the volumes of claims. Source: external-provisioner's `getPVCSource` and
+//! `CloningProtectionController`.
 //!
 //! A source claim of a driver that is not node-local gets the finalizer before the intent is written. The
 //! finalizer is removed once the source claim is being deleted and no clone of it is in progress. The
 //! provisioner of a node-local driver has no permission to write the finalizer. It needs none: a volume that
-//! an intent names as its source is not deleted, see `super::reclaim`.
+//! an intent names as its source is not deleted, see `super::super::reclaim`.
 
 use std::sync::Arc;
 
 use cofferdam_cluster::{Cache, Lookup};
 use cofferdam_domain::{
-    Claim, ClaimKey, ClaimPhase, DriverName, Quantity, StorageClass, Uid, Volume, VolumeHandle, VolumeMode,
-    VolumeName, VolumePhase, names,
+    Claim, ClaimKey, ClaimPhase, DriverName, Quantity, StorageClass, Uid, Volume, VolumeHandle, VolumeName,
+    VolumePhase, names,
 };
+
+use super::SourceProtectionVerdict;
 
 /// The claim and the volume that a new volume is cloned from.
 #[derive(Clone, Debug, PartialEq)]
-pub(super) struct SourceVolume {
+pub(in crate::provisioner) struct SourceVolume {
     /// The source claim.
-    pub(super) claim: Arc<Claim>,
+    pub(in crate::provisioner) claim: Arc<Claim>,
     /// The PersistentVolume of the source claim.
-    pub(super) volume: Arc<Volume>,
+    pub(in crate::provisioner) volume: Arc<Volume>,
     /// The volume's handle.
-    pub(super) handle: VolumeHandle,
+    pub(in crate::provisioner) handle: VolumeHandle,
 }
 
 /// The reason why the volume of a source claim cannot be cloned now.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
-pub(super) enum SourceError {
+pub(in crate::provisioner) enum SourceError {
     #[error("it does not exist")]
     ClaimMissing,
     #[error("it cannot be decoded")]
@@ -59,7 +60,7 @@ pub(super) enum SourceError {
 ///
 /// # Errors
 /// The first check that fails. All can succeed after a change of the source claim or of its volume.
-pub(super) fn find_source_volume(
+pub(in crate::provisioner) fn find_source_volume(
     cache: &Cache,
     claim: &Claim,
     source: &ClaimKey,
@@ -106,23 +107,16 @@ pub(super) fn find_source_volume(
         return Err(SourceError::VolumeOfOther { volume: name });
     }
     if volume.mode != claim.mode {
-        let (found, expected) = (mode_name(volume.mode), mode_name(claim.mode));
+        let (found, expected) = (volume.mode.as_str(), claim.mode.as_str());
         return Err(SourceError::OtherMode { found, expected });
     }
     let handle = csi.handle.clone();
     Ok(SourceVolume { claim: source, volume, handle })
 }
 
-const fn mode_name(mode: VolumeMode) -> &'static str {
-    match mode {
-        VolumeMode::Filesystem => "Filesystem",
-        VolumeMode::Block => "Block",
-    }
-}
-
 /// Returns true if a claim has changed in a field that [`find_source_volume`] reads. `None` is a claim that
 /// does not exist.
-pub(super) fn is_source_change(old: Option<&Claim>, new: Option<&Claim>) -> bool {
+pub(in crate::provisioner) fn is_source_change(old: Option<&Claim>, new: Option<&Claim>) -> bool {
     let fields = |claim: &Claim| {
         let class = claim.class_name().to_owned();
         let request = claim.request.as_ref().ok().cloned();
@@ -131,24 +125,13 @@ pub(super) fn is_source_change(old: Option<&Claim>, new: Option<&Claim>) -> bool
     old.map(fields) != new.map(fields)
 }
 
-/// The next effect for the finalizer of a source claim.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum SourceProtectionVerdict {
-    /// No effect: the claim is not being deleted, or has no finalizer.
-    NoAction,
-    /// Wait for this claim, whose volume is being cloned.
-    Wait(ClaimKey),
-    /// Remove the finalizer, which has this index in the list.
-    Remove(usize),
-}
-
 /// Decides the next effect for the finalizer of a source claim.
 ///
 /// A clone is in progress if the claim with this source has an intent, according to `has_intent`. Clones of
 /// other processes, whose drivers are not in `is_managed_driver`, are in progress while the claim is Pending:
 /// external-provisioner's rule for all claims. With it, the deletion of a source claim waits for a clone that
 /// does not begin because the source claim is being deleted.
-pub(super) fn decide_source_protection(
+pub(in crate::provisioner) fn decide_source_protection(
     cache: &Cache,
     source: &Claim,
     is_managed_driver: &dyn Fn(&DriverName) -> bool,
