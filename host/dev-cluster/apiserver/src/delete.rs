@@ -253,7 +253,10 @@ impl Inner {
             | ResourceKind::CsiStorageCapacity
             | ResourceKind::VolumeAttachment
             | ResourceKind::VolumeAttributesClass
-            | ResourceKind::Lease => true,
+            | ResourceKind::Lease
+            | ResourceKind::VolumeSnapshot
+            | ResourceKind::VolumeSnapshotContent
+            | ResourceKind::VolumeSnapshotClass => true,
         }
     }
 

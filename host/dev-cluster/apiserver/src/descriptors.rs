@@ -19,10 +19,13 @@ pub(crate) enum ResourceKind {
     VolumeAttachment,
     VolumeAttributesClass,
     Lease,
+    VolumeSnapshot,
+    VolumeSnapshotContent,
+    VolumeSnapshotClass,
 }
 
 /// Number of kinds.
-pub(crate) const COUNT: usize = 16;
+pub(crate) const COUNT: usize = 19;
 
 /// Properties of a kind.
 #[derive(Debug)]
@@ -41,6 +44,9 @@ pub(crate) struct ResourceDescriptor {
     /// CSIDriver, whose generation is 1 after the first change. A deletion that sets `deletionTimestamp`
     /// increases the generation, too, if the object has one.
     pub(crate) has_generation: bool,
+    /// True for a custom resource. Unlike the built-in kinds, kube-apiserver validates it by the schema of its
+    /// definition, not by a Go type.
+    pub(crate) is_custom: bool,
     /// True if an update may omit the resourceVersion.
     pub(crate) allow_unconditional_update: bool,
     /// True if a PUT creates a missing object.
@@ -78,6 +84,7 @@ const fn resource(
         namespaced: false,
         has_status: false,
         has_generation: false,
+        is_custom: false,
         allow_unconditional_update: true,
         allow_create_on_update: false,
     }
@@ -90,6 +97,21 @@ const fn storage_resource(
     singular: &'static str,
 ) -> ResourceDescriptor {
     ResourceDescriptor { group: "storage.k8s.io", ..resource(id, kind, plural, singular) }
+}
+
+const fn snapshot_resource(
+    id: ResourceKind,
+    kind: &'static str,
+    plural: &'static str,
+    singular: &'static str,
+) -> ResourceDescriptor {
+    ResourceDescriptor {
+        group: "snapshot.storage.k8s.io",
+        has_generation: true,
+        is_custom: true,
+        allow_unconditional_update: false,
+        ..resource(id, kind, plural, singular)
+    }
 }
 
 /// All kinds, in the order of [`ResourceKind`].
@@ -197,10 +219,40 @@ pub(crate) static RESOURCES: [ResourceDescriptor; COUNT] = [
         allow_create_on_update: true,
         ..resource(ResourceKind::Lease, "Lease", "leases", "lease")
     },
+    ResourceDescriptor {
+        short_names: &["vs"],
+        namespaced: true,
+        has_status: true,
+        ..snapshot_resource(
+            ResourceKind::VolumeSnapshot,
+            "VolumeSnapshot",
+            "volumesnapshots",
+            "volumesnapshot",
+        )
+    },
+    ResourceDescriptor {
+        short_names: &["vsc", "vscs"],
+        has_status: true,
+        ..snapshot_resource(
+            ResourceKind::VolumeSnapshotContent,
+            "VolumeSnapshotContent",
+            "volumesnapshotcontents",
+            "volumesnapshotcontent",
+        )
+    },
+    ResourceDescriptor {
+        short_names: &["vsclass", "vsclasses"],
+        ..snapshot_resource(
+            ResourceKind::VolumeSnapshotClass,
+            "VolumeSnapshotClass",
+            "volumesnapshotclasses",
+            "volumesnapshotclass",
+        )
+    },
 ];
 
 /// The named groups, in the order of discovery.
-pub(crate) const GROUPS: [&str; 2] = ["storage.k8s.io", "coordination.k8s.io"];
+pub(crate) const GROUPS: [&str; 3] = ["storage.k8s.io", "coordination.k8s.io", "snapshot.storage.k8s.io"];
 
 impl ResourceDescriptor {
     /// Name of the resource in messages: `persistentvolumes`, `storageclasses.storage.k8s.io`.

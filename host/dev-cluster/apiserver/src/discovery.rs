@@ -6,6 +6,9 @@ use crate::descriptors::{BINDING, GROUPS, RESOURCES, ResourceDescriptor, Resourc
 use crate::meta;
 
 const VERBS: [&str; 8] = ["create", "delete", "deletecollection", "get", "list", "patch", "update", "watch"];
+/// The verbs of custom resources, in the order of kube-apiserver.
+const CUSTOM_VERBS: [&str; 8] =
+    ["delete", "deletecollection", "get", "list", "patch", "create", "update", "watch"];
 const STATUS_VERBS: [&str; 3] = ["get", "patch", "update"];
 
 /// The emulated Kubernetes release.
@@ -117,6 +120,9 @@ fn resource_list(group: &str) -> Value {
 }
 
 fn verbs(resource: &ResourceDescriptor) -> Vec<&'static str> {
+    if resource.is_custom {
+        return CUSTOM_VERBS.to_vec();
+    }
     // Namespaces do not support deletecollection.
     let all = |verb: &&'static str| resource.id != ResourceKind::Namespace || *verb != "deletecollection";
     VERBS.into_iter().filter(all).collect()

@@ -77,7 +77,10 @@ fn fields(kind: ResourceKind) -> Option<&'static [(u64, ProtobufField)]> {
         | ResourceKind::CsiStorageCapacity
         | ResourceKind::VolumeAttachment
         | ResourceKind::VolumeAttributesClass
-        | ResourceKind::Lease => return None,
+        | ResourceKind::Lease
+        | ResourceKind::VolumeSnapshot
+        | ResourceKind::VolumeSnapshotContent
+        | ResourceKind::VolumeSnapshotClass => return None,
     })
 }
 

@@ -335,7 +335,10 @@ fn selectable_field(kind: ResourceKind, name: &str) -> Result<SelectableField, S
         | ResourceKind::CsiStorageCapacity
         | ResourceKind::VolumeAttachment
         | ResourceKind::VolumeAttributesClass
-        | ResourceKind::Lease => &[],
+        | ResourceKind::Lease
+        | ResourceKind::VolumeSnapshot
+        | ResourceKind::VolumeSnapshotContent
+        | ResourceKind::VolumeSnapshotClass => &[],
     };
     if name == "metadata.name" {
         return Ok(SelectableField { pointer: "/metadata/name", default: "" });

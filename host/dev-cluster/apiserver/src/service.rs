@@ -387,6 +387,9 @@ fn delete_response(target: &Target, deleted: &DeleteOutcome, renderer: &Renderer
                     | ResourceKind::Event
                     | ResourceKind::Node
                     | ResourceKind::Namespace
+                    | ResourceKind::VolumeSnapshot
+                    | ResourceKind::VolumeSnapshotContent
+                    | ResourceKind::VolumeSnapshotClass
             ) =>
         {
             let mut details = json!({

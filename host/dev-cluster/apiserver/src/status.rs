@@ -49,6 +49,27 @@ impl FieldError {
         }
     }
 
+    /// A value of another type than `expected`, in the words of kube-apiserver's validation by schemas. `path`
+    /// is the path from the root of the schema, and `found` a type, or a string that has not the format.
+    pub(crate) fn type_invalid(field: impl Into<String>, path: &str, expected: &str, found: &str) -> Self {
+        let found = Value::from(found);
+        let body = format!("Invalid value: {found}: {path} in body must be of type {expected}: {found}");
+        Self { field: field.into(), reason: "FieldValueTypeInvalid", body }
+    }
+
+    /// An object that violates a rule of its schema. The message omits the object.
+    pub(crate) fn violated_rule(field: impl Into<String>, message: &str) -> Self {
+        Self { field: field.into(), reason: "FieldValueInvalid", body: format!("Invalid value: {message}") }
+    }
+
+    /// Returns `true` if kube-apiserver does not check the rules of a schema because of this error.
+    pub(crate) fn prevents_rules(&self) -> bool {
+        matches!(
+            self.reason,
+            "FieldValueRequired" | "FieldValueNotSupported" | "FieldValueTooLong" | "FieldValueTypeInvalid"
+        )
+    }
+
     /// The field must not be set or changed.
     pub(crate) fn forbidden(field: impl Into<String>, detail: &str) -> Self {
         Self { field: field.into(), reason: "FieldValueForbidden", body: format!("Forbidden: {detail}") }

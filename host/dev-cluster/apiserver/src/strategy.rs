@@ -63,7 +63,10 @@ pub(crate) fn set_defaults(kind: ResourceKind, value: &mut Value) {
         | ResourceKind::CsiStorageCapacity
         | ResourceKind::VolumeAttachment
         | ResourceKind::VolumeAttributesClass
-        | ResourceKind::Lease => {}
+        | ResourceKind::Lease
+        | ResourceKind::VolumeSnapshot
+        | ResourceKind::VolumeSnapshotContent
+        | ResourceKind::VolumeSnapshotClass => {}
     }
 }
 
@@ -137,6 +140,9 @@ pub(crate) fn prepare_create(kind: ResourceKind, value: &mut Value, now: Timesta
             meta::set(value, "status", status);
         }
         ResourceKind::VolumeAttachment => meta::set(value, "status", json!({"attached": false})),
+        ResourceKind::VolumeSnapshot | ResourceKind::VolumeSnapshotContent => {
+            meta::remove(value, "status");
+        }
         // Nodes are created with their status.
         ResourceKind::Node
         | ResourceKind::Event
@@ -148,13 +154,14 @@ pub(crate) fn prepare_create(kind: ResourceKind, value: &mut Value, now: Timesta
         | ResourceKind::CsiNode
         | ResourceKind::CsiStorageCapacity
         | ResourceKind::VolumeAttributesClass
-        | ResourceKind::Lease => {}
+        | ResourceKind::Lease
+        | ResourceKind::VolumeSnapshotClass => {}
     }
 }
 
 /// Prepares an update: restores the parts of the object that the endpoint does not change. As kube-apiserver,
-/// increases `metadata.generation` of kinds that have one if the spec changes, and sets
-/// `lastPhaseTransitionTime` of a PersistentVolume.
+/// increases `metadata.generation` of kinds that have one if the spec changes, or any field outside metadata and
+/// status of a custom resource. Sets `lastPhaseTransitionTime` of a PersistentVolume.
 pub(crate) fn prepare_update(
     resource: &ResourceDescriptor,
     subresource: Subresource,
@@ -172,7 +179,12 @@ pub(crate) fn prepare_update(
             }
             // The generation of a CSIDriver starts with its first change.
             let has_generation = resource.has_generation || resource.id == ResourceKind::CsiDriver;
-            if has_generation && next.get("spec") != old.get("spec") {
+            let is_changed = if resource.is_custom {
+                is_changed_outside_metadata(old, next)
+            } else {
+                next.get("spec") != old.get("spec")
+            };
+            if has_generation && is_changed {
                 meta::edit_meta(next, |meta| {
                     let generation = meta.get("generation").and_then(Value::as_i64).unwrap_or(0);
                     meta.insert("generation".to_owned(), json!(generation + 1));
@@ -181,8 +193,8 @@ pub(crate) fn prepare_update(
         }
         Subresource::Status => {
             meta::copy_member(next, old, "spec");
-            if resource.id == ResourceKind::VolumeAttachment {
-                // The status subresource of VolumeAttachments does not change metadata.
+            if resource.id == ResourceKind::VolumeAttachment || resource.is_custom {
+                // The status subresource of these kinds does not change metadata.
                 meta::copy_member(next, old, "metadata");
             }
             if resource.id == ResourceKind::PersistentVolume {
@@ -194,6 +206,14 @@ pub(crate) fn prepare_update(
             meta::copy_member(next, old, "metadata");
         }
     }
+}
+
+/// Returns `true` if a field outside `metadata` differs.
+fn is_changed_outside_metadata(old: &Value, next: &Value) -> bool {
+    fn fields(value: &Value) -> impl Iterator<Item = (&String, &Value)> {
+        value.as_object().into_iter().flatten().filter(|(name, _)| *name != "metadata")
+    }
+    !fields(old).eq(fields(next))
 }
 
 /// Sets `lastPhaseTransitionTime` on a change of the phase, unless the writer sets it. Without a change, a
@@ -267,7 +287,10 @@ impl Inner {
             | ResourceKind::CsiNode
             | ResourceKind::CsiStorageCapacity
             | ResourceKind::VolumeAttachment
-            | ResourceKind::Lease => {}
+            | ResourceKind::Lease
+            | ResourceKind::VolumeSnapshot
+            | ResourceKind::VolumeSnapshotContent
+            | ResourceKind::VolumeSnapshotClass => {}
         }
         Ok(())
     }

@@ -102,6 +102,29 @@ const fn column_layout(kind: ResourceKind) -> &'static [Column] {
         }
         ResourceKind::VolumeAttributesClass => &[NAME, ("DriverName", 0), AGE],
         ResourceKind::Lease => &[NAME, ("Holder", 0), AGE],
+        ResourceKind::VolumeSnapshot => &[
+            NAME,
+            ("ReadyToUse", 0),
+            ("SourcePVC", 0),
+            ("SourceSnapshotContent", 0),
+            ("RestoreSize", 0),
+            ("SnapshotClass", 0),
+            ("SnapshotContent", 0),
+            ("CreationTime", 0),
+            AGE,
+        ],
+        ResourceKind::VolumeSnapshotContent => &[
+            NAME,
+            ("ReadyToUse", 0),
+            ("RestoreSize", 0),
+            ("DeletionPolicy", 0),
+            ("Driver", 0),
+            ("VolumeSnapshotClass", 0),
+            ("VolumeSnapshot", 0),
+            ("VolumeSnapshotNamespace", 0),
+            AGE,
+        ],
+        ResourceKind::VolumeSnapshotClass => &[NAME, ("Driver", 0), ("DeletionPolicy", 0), AGE],
     }
 }
 
@@ -109,8 +132,13 @@ const fn column_layout(kind: ResourceKind) -> &'static [Column] {
 pub(crate) fn columns(kind: ResourceKind) -> Value {
     let column = |(name, priority): &Column| {
         let name = *name;
-        let kind =
-            if matches!(name, "Data" | "Secrets" | "Drivers" | "Count") { "integer" } else { "string" };
+        let kind = match (kind, name) {
+            (_, "Data" | "Secrets" | "Drivers" | "Count")
+            | (ResourceKind::VolumeSnapshotContent, "RestoreSize") => "integer",
+            (ResourceKind::VolumeSnapshot | ResourceKind::VolumeSnapshotContent, "ReadyToUse") => "boolean",
+            (_, "CreationTime" | "Age") if kind.resource().is_custom => "date",
+            _ => "string",
+        };
         let format = if name == "Name" { "name" } else { "" };
         json!({"name": name, "type": kind, "format": format, "description": name, "priority": priority})
     };
@@ -149,7 +177,43 @@ pub(crate) fn cells(kind: ResourceKind, value: &Value, now: Timestamp) -> Vec<Va
         ],
         ResourceKind::VolumeAttributesClass => vec![name(), json!(text(value, "/driverName")), age()],
         ResourceKind::Lease => vec![name(), json!(text(value, "/spec/holderIdentity")), age()],
+        ResourceKind::VolumeSnapshot => vec![
+            name(),
+            custom_cell(value, "/status/readyToUse"),
+            custom_cell(value, "/spec/source/persistentVolumeClaimName"),
+            custom_cell(value, "/spec/source/volumeSnapshotContentName"),
+            // The column has the type string, and the field may be a number.
+            value.pointer("/status/restoreSize").map_or(Value::Null, |size| {
+                json!(size.as_str().map_or_else(|| size.to_string(), str::to_owned))
+            }),
+            custom_cell(value, "/spec/volumeSnapshotClassName"),
+            custom_cell(value, "/status/boundVolumeSnapshotContentName"),
+            match text(value, "/status/creationTime") {
+                "" => Value::Null,
+                at => json!(self::age(at, now)),
+            },
+            age(),
+        ],
+        ResourceKind::VolumeSnapshotContent => vec![
+            name(),
+            custom_cell(value, "/status/readyToUse"),
+            custom_cell(value, "/status/restoreSize"),
+            custom_cell(value, "/spec/deletionPolicy"),
+            custom_cell(value, "/spec/driver"),
+            custom_cell(value, "/spec/volumeSnapshotClassName"),
+            custom_cell(value, "/spec/volumeSnapshotRef/name"),
+            custom_cell(value, "/spec/volumeSnapshotRef/namespace"),
+            age(),
+        ],
+        ResourceKind::VolumeSnapshotClass => {
+            vec![name(), custom_cell(value, "/driver"), custom_cell(value, "/deletionPolicy"), age()]
+        }
     }
+}
+
+/// The cell of a custom resource's field; null if the field is unset.
+fn custom_cell(value: &Value, pointer: &str) -> Value {
+    value.pointer(pointer).cloned().unwrap_or_default()
 }
 
 fn bool_at(value: &Value, pointer: &str) -> bool {

@@ -408,7 +408,7 @@ async fn kube_client_reads_discovery_and_version() {
     let core = client.list_core_api_resources("v1").await.unwrap();
     assert!(core.resources.iter().any(|found| found.name == "persistentvolumeclaims/status"));
     let groups = client.list_api_groups().await.unwrap();
-    assert_eq!(groups.groups.len(), 2);
+    assert_eq!(groups.groups.len(), 3);
 }
 
 #[tokio::test]

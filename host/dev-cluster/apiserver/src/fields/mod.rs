@@ -71,10 +71,12 @@ impl Endpoint {
     }
 
     fn ignored_by_status(self, spec: &'static FieldSet) -> &'static FieldSet {
-        static ATTACHMENT: OnceLock<FieldSet> = OnceLock::new();
+        static METADATA_AND_SPEC: OnceLock<FieldSet> = OnceLock::new();
         static POD: OnceLock<FieldSet> = OnceLock::new();
         match self.kind {
-            ResourceKind::VolumeAttachment => ATTACHMENT
+            ResourceKind::VolumeAttachment
+            | ResourceKind::VolumeSnapshot
+            | ResourceKind::VolumeSnapshotContent => METADATA_AND_SPEC
                 .get_or_init(|| FieldSet::from_path(&["metadata"]).union(FieldSet::from_path(&["spec"]))),
             ResourceKind::Pod => POD.get_or_init(|| {
                 FieldSet::from_path(&["spec"])
@@ -94,7 +96,8 @@ impl Endpoint {
             | ResourceKind::CsiNode
             | ResourceKind::CsiStorageCapacity
             | ResourceKind::VolumeAttributesClass
-            | ResourceKind::Lease => spec,
+            | ResourceKind::Lease
+            | ResourceKind::VolumeSnapshotClass => spec,
         }
     }
 }

@@ -20,14 +20,19 @@ pub(crate) fn decode(
     body: &mut Value,
     fields: FieldValidation,
 ) -> Result<Vec<String>, Status> {
-    let mut decoder = Decoder { unknown: Vec::new() };
+    let mut decoder = Decoder::default();
     let to_bad_request = |why: &str| {
         let kind = resource.kind;
         Status::bad_request(format!("{kind} in version \"{VERSION}\" cannot be handled as a {kind}: {why}"))
     };
     if let Value::Object(map) = body {
         let root = super::of(resource.id);
-        decoder.object(root, map, "").map_err(|error| to_bad_request(&error.to_string()))?;
+        let decoded = if resource.is_custom {
+            super::custom::decode(root, map, true).map(|unknown| decoder.unknown = unknown)
+        } else {
+            decoder.object(root, map, "")
+        };
+        decoded.map_err(|error| to_bad_request(&error.to_string()))?;
     }
     if !decoder.unknown.is_empty() && fields == FieldValidation::Strict {
         // The number of reported fields is limited.
@@ -38,13 +43,14 @@ pub(crate) fn decode(
     Ok(if fields == FieldValidation::Warn { decoder.unknown } else { Vec::new() })
 }
 
-struct Decoder {
-    unknown: Vec<String>,
+#[derive(Default)]
+pub(super) struct Decoder {
+    pub(super) unknown: Vec<String>,
 }
 
 /// A value that does not match its type. The messages are those of Go's decoder.
 #[derive(Debug, thiserror::Error)]
-enum ValueError {
+pub(super) enum ValueError {
     /// Not base64. Has the index of the first invalid byte.
     #[error("illegal base64 data at input byte {0}")]
     Base64(usize),
@@ -75,6 +81,20 @@ enum ValueError {
         /// The Go type.
         expected: String,
     },
+    /// A value that is not an object, where a whole body is decoded.
+    #[error("json: cannot unmarshal {found} into Go value of type {expected}")]
+    NotAnObject {
+        /// The JSON type.
+        found: &'static str,
+        /// The Go type.
+        expected: String,
+    },
+}
+
+impl ValueError {
+    pub(super) fn not_an_object(found: &Value, expected: &Struct) -> Self {
+        Self::NotAnObject { found: json_type(found), expected: format!("v1.{}", expected.name) }
+    }
 }
 
 /// The path of a value, for messages.
@@ -86,7 +106,7 @@ struct ValuePath<'a> {
 }
 
 impl Decoder {
-    fn object(
+    pub(super) fn object(
         &mut self,
         shape: &'static Struct,
         map: &mut Map<String, Value>,
@@ -324,15 +344,19 @@ fn scalar_name(scalar: Scalar) -> &'static str {
 }
 
 fn mismatch(found: &Value, place: ValuePath<'_>, expected: &str) -> ValueError {
-    let found = match found {
+    mismatch_as(json_type(found), place, expected)
+}
+
+/// The name of a JSON type in Go's messages.
+fn json_type(value: &Value) -> &'static str {
+    match value {
         Value::Null => "null",
         Value::Bool(_) => "bool",
         Value::Number(_) => "number",
         Value::String(_) => "string",
         Value::Array(_) => "array",
         Value::Object(_) => "object",
-    };
-    mismatch_as(found, place, expected)
+    }
 }
 
 fn mismatch_as(found: &str, place: ValuePath<'_>, expected: &str) -> ValueError {
@@ -355,7 +379,7 @@ fn mismatch_as(found: &str, place: ValuePath<'_>, expected: &str) -> ValueError 
     }
 }
 
-fn join(path: &str, name: &str) -> String {
+pub(super) fn join(path: &str, name: &str) -> String {
     if path.is_empty() { name.to_owned() } else { format!("{path}.{name}") }
 }
 

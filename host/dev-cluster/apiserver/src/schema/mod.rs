@@ -1,5 +1,6 @@
 //! The types of the served kinds: fields, merge strategies, and serialization of empty values.
 
+mod custom;
 mod decode;
 
 use std::collections::BTreeMap;

@@ -1,6 +1,7 @@
 //! Validation: pure functions from objects to lists of violated rules.
 
 mod classes;
+mod custom;
 pub(crate) mod names;
 mod rules;
 mod storage;
@@ -39,6 +40,9 @@ pub(crate) fn create(resource: &ResourceDescriptor, value: &Value) -> Errors {
         ResourceKind::Event => event(value, &mut errors),
         ResourceKind::Pod => pod(value, &mut errors),
         ResourceKind::Namespace | ResourceKind::Node | ResourceKind::ServiceAccount => {}
+        ResourceKind::VolumeSnapshot
+        | ResourceKind::VolumeSnapshotContent
+        | ResourceKind::VolumeSnapshotClass => custom::validate(resource.id, None, value, &mut errors),
     }
     errors
 }
@@ -69,6 +73,8 @@ pub(crate) fn update(
             storage::claim_status(next, &mut errors);
         } else if resource.id == ResourceKind::VolumeAttachment {
             storage::attachment_status(next, &mut errors);
+        } else if resource.is_custom {
+            custom::validate_status(resource.id, next, &mut errors);
         }
         return errors;
     }
@@ -89,6 +95,9 @@ pub(crate) fn update(
         }
         ResourceKind::Event | ResourceKind::Namespace | ResourceKind::Node | ResourceKind::ServiceAccount => {
         }
+        ResourceKind::VolumeSnapshot
+        | ResourceKind::VolumeSnapshotContent
+        | ResourceKind::VolumeSnapshotClass => custom::validate(resource.id, Some(old), next, &mut errors),
     }
     errors
 }

@@ -70,7 +70,10 @@ pub(crate) fn object_name(kind: ResourceKind, name: &str) -> Option<&'static str
         | ResourceKind::CsiStorageCapacity
         | ResourceKind::VolumeAttachment
         | ResourceKind::VolumeAttributesClass
-        | ResourceKind::Lease => subdomain(name),
+        | ResourceKind::Lease
+        | ResourceKind::VolumeSnapshot
+        | ResourceKind::VolumeSnapshotContent
+        | ResourceKind::VolumeSnapshotClass => subdomain(name),
     }
 }
 

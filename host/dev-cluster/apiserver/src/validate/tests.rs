@@ -40,7 +40,10 @@ fn valid_object(kind: ResourceKind) -> Value {
         | ResourceKind::Secret
         | ResourceKind::ConfigMap
         | ResourceKind::ServiceAccount
-        | ResourceKind::CsiStorageCapacity => panic!("no example of {kind:?}"),
+        | ResourceKind::CsiStorageCapacity
+        | ResourceKind::VolumeSnapshot
+        | ResourceKind::VolumeSnapshotContent
+        | ResourceKind::VolumeSnapshotClass => panic!("no example of {kind:?}"),
     };
     merge_patch(body, &json!({"metadata": {"name": "x"}}))
 }
