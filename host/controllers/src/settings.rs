@@ -18,6 +18,7 @@ use crate::{
     rbac::{DriverPlacement, NodeTopologySource},
     resizer::settings::ResizerSettings,
     role::Role,
+    snapshotter::settings::SnapshotSettings,
 };
 
 /// First delay of [`CallSettings::api_backoff`]. client-go starts at 5 ms.
@@ -52,6 +53,8 @@ pub struct Settings {
     pub resizer: ResizerSettings,
     /// Settings of the attach-detach controller.
     pub attach_detach: AttachDetachSettings,
+    /// Settings of the roles of snapshots.
+    pub snapshots: SnapshotSettings,
 }
 
 /// Deadline of driver calls, and back-off of driver calls and API writes.
@@ -152,6 +155,7 @@ impl Default for Settings {
             attacher: AttacherSettings::default(),
             resizer: ResizerSettings::default(),
             attach_detach: AttachDetachSettings::default(),
+            snapshots: SnapshotSettings::default(),
         }
     }
 }

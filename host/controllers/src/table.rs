@@ -16,6 +16,8 @@ use crate::{
     rbac::{self, DriverPlacement, PolicyRule},
     resizer::reconcile::Resizer,
     role::Role,
+    snapshot_controller::reconcile::SnapshotController,
+    snapshotter::reconcile::Snapshotter,
     startup_taint::reconcile::StartupTaint,
 };
 
@@ -28,6 +30,8 @@ pub const CONTROLLERS: &[Declaration] = &[
     Declaration::of::<Protection>(),
     Declaration::of::<AttachDetach>(),
     Declaration::of::<StartupTaint>(),
+    Declaration::of::<Snapshotter>(),
+    Declaration::of::<SnapshotController>(),
 ];
 
 /// Error of parsing a name that is not the role of a controller.

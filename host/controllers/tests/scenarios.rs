@@ -25,7 +25,7 @@ use std::{
 
 use cofferdam_controllers::{
     Role, attach_detach, attacher, protection, provisioner, pv_controller, rbac::DriverPlacement, resizer,
-    startup_taint, table,
+    snapshot_controller, snapshotter, startup_taint, table,
 };
 use cofferdam_sim::{FinalState, Scenario, Simulation, UsedRules, scenarios};
 use tokio::runtime::Builder;
@@ -86,6 +86,8 @@ async fn every_scenario_converges_with_one_process_per_role_and_minimal_rbac() {
         protection::ROLE,
         attach_detach::ROLE,
         startup_taint::ROLE,
+        snapshotter::ROLE,
+        snapshot_controller::ROLE,
     ];
     let others = others.map(|role| (role, DriverPlacement::ClusterWide));
     for (role, drivers) in provisioners.into_iter().chain(others) {

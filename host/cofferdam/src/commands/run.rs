@@ -5,7 +5,7 @@ use std::{collections::HashMap, future::pending, sync::Arc};
 use cofferdam_cluster::{SecretNamespaces, observer::NoopStepObserver};
 use cofferdam_controllers::{
     AttachDetachSettings, AttacherSettings, CallSettings, ControllerManager, ControllerManagerError,
-    Dependencies, NodeDeployment, ProvisionerSettings, ResizerSettings, Settings,
+    Dependencies, NodeDeployment, ProvisionerSettings, ResizerSettings, Settings, SnapshotSettings,
     rbac::{DriverPlacement, RuleScope},
     table,
 };
@@ -334,7 +334,6 @@ pub(crate) fn controller_settings(configuration: &Configuration, namespace: Stri
             volume_attributes_class: is_enabled(FeatureGate::VolumeAttributesClass),
             strict_topology: configuration.strict_topology,
             immediate_topology: configuration.immediate_topology,
-            prevent_volume_mode_conversion: configuration.prevent_volume_mode_conversion,
             orphan_scan_interval: configuration.orphan_scan_interval.0,
             stuck_after: defaults.provisioner.stuck_after,
         },
@@ -362,6 +361,13 @@ pub(crate) fn controller_settings(configuration: &Configuration, namespace: Stri
                 .force_detach_after
                 .filter(|_| !configuration.disable_force_detach_on_timeout),
             request_may_apply: defaults.attach_detach.request_may_apply,
+        },
+        snapshots: SnapshotSettings {
+            name_prefix: configuration.snapshot_name_prefix.clone(),
+            name_uuid_length: configuration.snapshot_name_uuid_length.0,
+            extra_create_metadata: configuration.extra_create_metadata,
+            workers: workers.unwrap_or(defaults.snapshots.workers),
+            prevent_volume_mode_conversion: configuration.prevent_volume_mode_conversion,
         },
     }
 }

@@ -34,6 +34,9 @@ const OFF_DEFAULT: &[(&str, &str)] = &[
         "Topology=false,VolumeAttributesClass=false,MutableCSINodeAllocatableCount=false,AnnotateFsResize=false"),
     ("strict-topology", "true"),
     ("immediate-topology", "false"),
+    ("snapshot-name-prefix", "snap"),
+    ("snapshot-name-uuid-length", "8"),
+    ("prevent-volume-mode-conversion", "false"),
     ("orphan-scan-interval", "14m"),
     ("resync", "15m"),
     ("reconcile-sync", "16m"),
@@ -128,6 +131,7 @@ fn every_setting_of_a_controller_has_the_configured_value() {
         attacher,
         resizer,
         attach_detach,
+        snapshots,
     } = settings_off_default();
     let roles: BTreeSet<&str> = roles.into_iter().map(Role::as_str).collect();
     assert_eq!(roles, ["provisioner", "attacher", "resizer", "attach-detach"].into());
@@ -169,6 +173,15 @@ fn every_setting_of_a_controller_has_the_configured_value() {
     assert!(!volume_attributes_class && !annotate_fs_resize);
     let AttachDetachSettings { force_detach_after, request_may_apply } = attach_detach;
     assert_eq!((force_detach_after, request_may_apply), (None, Duration::from_secs(60)));
+    let SnapshotSettings {
+        name_prefix,
+        name_uuid_length,
+        extra_create_metadata,
+        workers,
+        prevent_volume_mode_conversion,
+    } = snapshots;
+    assert_eq!((name_prefix.as_str(), name_uuid_length, workers), ("snap", Some(8), 13));
+    assert!(extra_create_metadata && !prevent_volume_mode_conversion);
 }
 
 fn check_provisioner(settings: &ProvisionerSettings) {

@@ -103,11 +103,18 @@ const PROVISIONER: SettingGroup = SettingGroup { roles: "provisioner", ..SIDECAR
 const ATTACHER: SettingGroup = SettingGroup { roles: "attacher", ..SIDECARS };
 const RESIZER: SettingGroup = SettingGroup { roles: "resizer", ..SIDECARS };
 const PROVISIONER_AND_ATTACHER: SettingGroup = SettingGroup { roles: "provisioner, attacher", ..SIDECARS };
+const WORKERS: SettingGroup =
+    SettingGroup { roles: "provisioner, attacher, snapshotter, snapshot-controller", ..SIDECARS };
+const SNAPSHOTTER: SettingGroup = SettingGroup { roles: "snapshotter", ..SIDECARS };
+const PROVISIONER_AND_SNAPSHOTTER: SettingGroup =
+    SettingGroup { roles: "provisioner, snapshotter", ..SIDECARS };
+const PROVISIONER_AND_SNAPSHOT_CONTROLLER: SettingGroup =
+    SettingGroup { roles: "provisioner, snapshot-controller", ..SIDECARS };
 const ATTACH_DETACH: SettingGroup =
     SettingGroup { heading: Some("Compatible with kube-controller-manager"), roles: "attach-detach", ..ALL };
 const ORPHANS: SettingGroup = SettingGroup { heading: Some("Orphans"), roles: "provisioner", ..ALL };
 const SECRETS: SettingGroup =
-    SettingGroup { heading: Some("Secrets"), roles: "provisioner, attacher, resizer", ..ALL };
+    SettingGroup { heading: Some("Secrets"), roles: "provisioner, attacher, resizer, snapshotter", ..ALL };
 const CSI_SERVER: SettingGroup = SettingGroup { heading: Some("CSI server"), roles: "csi-server", ..ALL };
 const LOGGING: SettingGroup = SettingGroup { heading: Some("Logging"), ..ALL };
 /// Settings of the connection to a cluster.
@@ -249,10 +256,10 @@ settings! {
         /// Longest back-off after a failure; a role's own limit may be shorter
         retry_interval_max: GoDuration = Text("DURATION"), Value("5m");
     }
-    PROVISIONER_AND_ATTACHER => {
-        /// Maximum concurrent claims of the provisioner, and attach operations of a driver; the same limit
-        /// applies separately to volume deletions and detach operations
-        worker_threads: Option<WorkerCount> = Number("NUMBER"), Computed("provisioner: 100; attacher: 10");
+    WORKERS => {
+        /// Maximum concurrent claims of the provisioner, attach operations of a driver, and snapshots; the
+        /// same limit applies separately to volume deletions and detach operations
+        worker_threads: Option<WorkerCount> = Number("NUMBER"), Computed("attacher: 10; others: 100");
     }
     SIDECARS => {
         /// Feature to turn off or on; repeat it for more: Topology, VolumeAttributesClass,
@@ -287,9 +294,19 @@ settings! {
         /// Filesystem type of classes and volumes that name none
         default_fstype: Option<String> = Text("TYPE"), Unset;
     }
-    PROVISIONER => {
-        /// Pass the names of claim and volume to the driver, as csi.storage.k8s.io/pvc/name and so on
+    PROVISIONER_AND_SNAPSHOTTER => {
+        /// Pass the names of the objects to the driver, as csi.storage.k8s.io/pvc/name,
+        /// csi.storage.k8s.io/volumesnapshot/name and so on
         extra_create_metadata: bool = Bool, Value("false");
+    }
+    SNAPSHOTTER => {
+        /// Prefix of the names of snapshots, before the uid of the VolumeSnapshot
+        snapshot_name_prefix: String = Text("PREFIX"), Value("snapshot");
+        /// Number of characters of the VolumeSnapshot's uid, without its dashes, in the names of snapshots,
+        /// from 1 to 32; with -1 the whole uid with its dashes
+        snapshot_name_uuid_length: VolumeNameUuidLength = Text("NUMBER"), Value("-1");
+    }
+    PROVISIONER => {
         /// Mark provisioned volumes of claims whose only access mode is ReadOnlyMany as read-only
         controller_publish_readonly: bool = Bool, Value("false");
         /// Request only the topology segment of the node that the scheduler selected
@@ -297,6 +314,8 @@ settings! {
         /// Pass all topology segments of the cluster to the driver if no node is selected and the class
         /// allows every segment
         immediate_topology: bool = Bool, InDev("true", "false");
+    }
+    PROVISIONER_AND_SNAPSHOT_CONTROLLER => {
         /// Reject a claim with another volumeMode than the source of its snapshot
         prevent_volume_mode_conversion: bool = Bool, Value("true");
     }

@@ -28,7 +28,7 @@ use crate::{
     reconcile::subscribe,
     resizer::settings::ResizerSettings,
     role::Role,
-    startup_taint, table,
+    snapshotter, startup_taint, table,
     watches::WatchSpec,
 };
 
@@ -94,7 +94,7 @@ fn watch_set(table: &[Declaration], settings: &Settings, backends: &[Arc<dyn Bac
 fn every_watch_is_within_the_declared_rules() {
     let single = Role::ALL.map(|role| BTreeSet::from([role]));
     let all: BTreeSet<Role> = Role::ALL.into();
-    let is_central = |role: &Role| [attacher::ROLE, startup_taint::ROLE].contains(role);
+    let is_central = |role: &Role| [attacher::ROLE, snapshotter::ROLE, startup_taint::ROLE].contains(role);
     let node_local: BTreeSet<Role> = Role::ALL.into_iter().filter(|role| !is_central(role)).collect();
     let mut watched = 0;
     for placement in DriverPlacement::ALL {

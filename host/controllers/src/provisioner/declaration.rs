@@ -115,7 +115,7 @@ fn options(process: &ProcessContext) -> ProvisionerOptions {
         create_drivers: drivers_with(&|backend| backend.creates_volumes()),
         cloning_drivers: drivers_with(&|backend| backend.abilities().contains(&Ability::Cloning)),
         restoring_drivers: drivers_with(&|backend| backend.abilities().contains(&Ability::Restoring)),
-        prevent_volume_mode_conversion: settings.provisioner.prevent_volume_mode_conversion,
+        prevent_volume_mode_conversion: settings.snapshots.prevent_volume_mode_conversion,
         modification_drivers: drivers_with(&|backend| backend.abilities().contains(&Ability::Modification)),
         topology_drivers: drivers_with(&|backend| settings.provisioner.topology && backend.has_topology()),
         strict_topology: settings.provisioner.strict_topology,

@@ -25,7 +25,6 @@ mod source;
 mod source_protection;
 mod source_waits;
 mod stuck;
-mod template;
 pub mod topology;
 mod undo;
 

@@ -302,16 +302,21 @@ fn select_local_node(
     }
     let request = match build_request(input, claim, class, name, None) {
         Ok(intent) => Some(Box::new(intent.request)),
-        Err(verdict) => match *verdict {
-            // The claim is provisioned on the node of its source, which is not known yet, or another one.
-            ProvisionVerdict::LeaveNode { .. } => {
-                return Ok(ProvisionVerdict::NoAction("the source volume is not on this node"));
-            }
-            ProvisionVerdict::ReadAnnotations(_)
-            | ProvisionVerdict::LeaveToPopulator
-            | ProvisionVerdict::WaitForSource { .. } => return Err(verdict),
-            _ => None,
-        },
+        // The claim is provisioned on the node of its source.
+        Err(verdict) if matches!(*verdict, ProvisionVerdict::LeaveNode { .. }) => {
+            return Ok(ProvisionVerdict::NoAction("the source volume is not on this node"));
+        }
+        Err(verdict)
+            if matches!(
+                *verdict,
+                ProvisionVerdict::ReadAnnotations(_)
+                    | ProvisionVerdict::LeaveToPopulator
+                    | ProvisionVerdict::WaitForSource { .. }
+            ) =>
+        {
+            return Err(verdict);
+        }
+        Err(_) => None,
     };
     Ok(ProvisionVerdict::SelectNode { claim: Arc::clone(claim), node: local_node.node.clone(), request })
 }

@@ -14,7 +14,7 @@ use cofferdam_domain::{
     volume::SecretRef,
 };
 
-use super::template::{self, UnknownTokens};
+use crate::template::{self, UnknownTokens};
 
 /// The parameters that name the Secret of one purpose.
 #[derive(Clone, Copy)]

@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
-/// Maximum length of `--volume-name-prefix`.
-const MAX_VOLUME_NAME_PREFIX: usize = 63;
+/// Maximum length of a prefix of names.
+const MAX_NAME_PREFIX: usize = 63;
 
 /// Settings of the provisioner, with the flags that set them.
 #[derive(Clone, Debug)]
@@ -33,9 +33,6 @@ pub struct ProvisionerSettings {
     /// Passes the topology of all nodes to CreateVolume if no node is selected and the class has no
     /// `allowedTopologies` (`--immediate-topology`).
     pub immediate_topology: bool,
-    /// Rejects a claim whose volumeMode is not that of its snapshot's source
-    /// (`--prevent-volume-mode-conversion`).
-    pub prevent_volume_mode_conversion: bool,
     /// Interval between scans for orphaned volumes (`--orphan-scan-interval`). `None` disables the scans.
     pub orphan_scan_interval: Option<Duration>,
     /// An intent of this age is stuck. No flag sets it. After the default of 15 minutes the driver has been
@@ -46,15 +43,19 @@ pub struct ProvisionerSettings {
 }
 
 impl ProvisionerSettings {
-    /// Returns true if `volume_name_prefix` is allowed: 1 to 63 lower-case letters, digits and dashes,
-    /// without a dash at the start.
+    /// Returns true if `volume_name_prefix` is allowed.
     pub(crate) fn has_valid_prefix(&self) -> bool {
-        let prefix = &self.volume_name_prefix;
-        let is_allowed = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '-';
-        (1..=MAX_VOLUME_NAME_PREFIX).contains(&prefix.len())
-            && prefix.chars().all(is_allowed)
-            && !prefix.starts_with('-')
+        is_valid_prefix(&self.volume_name_prefix)
     }
+}
+
+/// Returns true if a prefix of volumes' or snapshots' names is allowed: 1 to 63 lower-case letters, digits and
+/// dashes, without a dash at the start.
+pub(crate) fn is_valid_prefix(prefix: &str) -> bool {
+    let is_allowed = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '-';
+    (1..=MAX_NAME_PREFIX).contains(&prefix.len())
+        && prefix.chars().all(is_allowed)
+        && !prefix.starts_with('-')
 }
 
 impl Default for ProvisionerSettings {
@@ -71,7 +72,6 @@ impl Default for ProvisionerSettings {
             volume_attributes_class: true,
             strict_topology: false,
             immediate_topology: true,
-            prevent_volume_mode_conversion: true,
             orphan_scan_interval: Some(Duration::from_secs(3600)),
             stuck_after: Duration::from_mins(15),
         }

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use cofferdam_cluster::{ApiError, Lookup, queue::Action};
 use cofferdam_domain::{
     Claim, ClaimKey, DriverName, Uid, VolumeSnapshot, VolumeSnapshotContent, VolumeSnapshotKey, names,
+    storage::ContentSource,
 };
 
 use super::{
@@ -92,6 +93,20 @@ impl Provisioner {
         }
     }
 
+    /// Returns true if an intent names the snapshot as its source. Its claim may be deleted.
+    async fn is_restored_from(&self, snapshot: &VolumeSnapshot) -> Result<bool, ApiError> {
+        let drivers = self.context.drivers.values();
+        let journals: Vec<_> =
+            drivers.map(|driver| &driver.journal).filter(|journal| journal.intent_count() > 0).collect();
+        let Some(name) = snapshot.bound_content().filter(|_| !journals.is_empty()) else { return Ok(false) };
+        let content = self.context.writer.get::<VolumeSnapshotContent>(name).await?;
+        let handle = content.and_then(|content| content.handle().cloned());
+        let source = handle.map(ContentSource::Snapshot);
+        Ok(source.is_some_and(|source| {
+            journals.iter().any(|journal| journal.claim_with_source(&source).is_some())
+        }))
+    }
+
     /// Reconciles the finalizer of a VolumeSnapshot.
     pub(super) async fn reconcile_snapshot(&self, key: &VolumeSnapshotKey) -> Action {
         for _ in 0..MAX_EFFECTS {
@@ -111,6 +126,14 @@ impl Provisioner {
                 SourceProtectionVerdict::Remove(index) => {
                     let mut finalizers = [(index, names::RESTORE_PROTECTION)];
                     let writer = &self.context.writer;
+                    match self.is_restored_from(&snapshot).await {
+                        Ok(false) => {}
+                        // The removal of an intent does not enqueue the VolumeSnapshot.
+                        Ok(true) => return Action::Backoff,
+                        Err(error) => {
+                            return action_for_write_error::<VolumeSnapshot>(writer, key, &error).await;
+                        }
+                    }
                     let uid = &snapshot.meta.uid;
                     let write = writer.remove_finalizers::<VolumeSnapshot>(key, uid, &mut finalizers);
                     let text = format!("removes the finalizer of VolumeSnapshot {key}, which was restored");

@@ -6,15 +6,16 @@ use std::{
     time::Duration,
 };
 
-use cofferdam_backend::{Backend, BackendFuture, Call, CallSpec, unimplemented};
+use cofferdam_backend::{Backend, BackendFuture, Call, CallSpec};
 use cofferdam_controllers::rbac::NodeTopologySource;
 use cofferdam_domain::{
-    NodeId, Quantity, VolumeHandle, names,
+    NodeId, Quantity, SnapshotHandle, VolumeHandle, names,
     storage::{
         Ability, AccessType, Capacity, CapacityQuery, CapacityRange, ConnectionInfo, ContentSource,
-        CreateVolume, CreatedVolume, CsiAccessMode, Description, ErrorKind, ExpandVolume, ExpandedVolume,
-        Feature, Finality, PageRequest, Parameters, Placement, PublishVolume, Readiness, Secret, Secrets,
-        Segments, StorageError, ValidateVolume, Validation, VolumePage, VolumeStatus,
+        CreateSnapshot, CreateVolume, CreatedVolume, CsiAccessMode, Description, ErrorKind, ExpandVolume,
+        ExpandedVolume, Feature, Finality, PageRequest, Parameters, Placement, PublishVolume, Readiness,
+        Secret, Secrets, Segments, Snapshot, StorageError, ValidateVolume, Validation, VolumePage,
+        VolumeStatus,
     },
 };
 use futures::future::BoxFuture;
@@ -146,6 +147,30 @@ pub struct ResizingBehavior {
     pub modify_faults: Vec<DriverFault>,
 }
 
+/// Snapshot behavior of the driver.
+#[derive(Clone, Debug, Default)]
+pub struct SnapshotBehavior {
+    /// The driver takes no snapshots.
+    pub unsupported: bool,
+    /// Number of create calls of a snapshot after which it is ready, beyond the first one.
+    pub polls_until_ready: usize,
+    /// Faults of create calls: one for each call, in order. Later calls have no fault.
+    pub create_faults: Vec<DriverFault>,
+    /// Faults of delete calls: one for each call, in order. Later calls have no fault.
+    pub delete_faults: Vec<DriverFault>,
+}
+
+/// A snapshot of the array.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ArraySnapshot {
+    /// The request that created the snapshot.
+    pub request: CreateSnapshot,
+    /// Size of the source, in bytes.
+    size: u64,
+    /// Number of create calls so far.
+    calls: usize,
+}
+
 /// Topology behavior of the driver.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct TopologyBehavior {
@@ -196,6 +221,14 @@ struct Array {
     pending_modifications: BTreeMap<String, Parameters>,
     /// Handles of the volumes with an expand or modify call in progress.
     changes_in_progress: BTreeSet<String>,
+    supports_snapshots: bool,
+    /// Snapshots by name.
+    snapshots: BTreeMap<String, ArraySnapshot>,
+    polls_until_ready: usize,
+    snapshot_faults: VecDeque<DriverFault>,
+    snapshot_delete_faults: VecDeque<DriverFault>,
+    /// Create requests of snapshots that have taken effect or still may, by name.
+    pending_snapshots: BTreeSet<String>,
     listing: Option<ListingBehavior>,
     list_faults: VecDeque<DriverFault>,
     calls: Vec<String>,
@@ -242,6 +275,7 @@ impl ScriptedDriver {
             delete_faults: delete_faults.into(),
             supports_publish: true,
             supports_resize: true,
+            supports_snapshots: true,
             ..Array::default()
         };
         Self { array: Arc::new(Mutex::new(array)), user_actions, journal, clock }
@@ -294,6 +328,25 @@ impl ScriptedDriver {
             (!resizing.unsupported, resizing.node_expansion_required);
         array.expand_faults = resizing.expand_faults.into();
         array.modify_faults = resizing.modify_faults.into();
+    }
+
+    /// Sets the snapshot behavior.
+    pub fn set_snapshots(&self, snapshots: SnapshotBehavior) {
+        let mut array = self.lock();
+        array.supports_snapshots = !snapshots.unsupported;
+        array.polls_until_ready = snapshots.polls_until_ready;
+        array.snapshot_faults = snapshots.create_faults.into();
+        array.snapshot_delete_faults = snapshots.delete_faults.into();
+    }
+
+    /// The snapshots of the array, by name.
+    pub fn snapshots(&self) -> BTreeMap<String, ArraySnapshot> {
+        self.lock().snapshots.clone()
+    }
+
+    /// Names of snapshots whose create requests have taken effect or still may, and that are not deleted.
+    pub fn pending_snapshots(&self) -> BTreeSet<String> {
+        self.lock().pending_snapshots.clone()
     }
 
     /// Sets the topology behavior.
@@ -366,6 +419,7 @@ impl ScriptedDriver {
         node: Option<&'static str>,
         effects: Arc<Effects>,
     ) -> Arc<dyn Backend> {
+        let snapshots = self.lock().supports_snapshots;
         let (listing, publishes, resizes, topology, creates_volumes) = {
             let array = self.lock();
             let creates_volumes = !array.lacks_create_delete;
@@ -393,6 +447,8 @@ impl ScriptedDriver {
         };
         let abilities = [
             Some(Ability::Cloning),
+            snapshots.then_some(Ability::Snapshots),
+            snapshots.then_some(Ability::Restoring),
             listing.map(|_| Ability::Listing),
             (publishes && node.is_none()).then_some(Ability::Publishing),
             resizes.then_some(Ability::Expansion),
@@ -454,6 +510,37 @@ impl ScriptedDriver {
         Ok(created_volume(volume))
     }
 
+    /// The error of a create call whose snapshot does not exist, unless the volume exists.
+    fn missing_snapshot(&self, key: &str, request: &CreateVolume) -> Option<StorageError> {
+        let Some(ContentSource::Snapshot(handle)) = &request.source else { return None };
+        let mut array = self.lock();
+        let is_static = !handle.as_str().starts_with("handle-");
+        if is_static || array.snapshots.contains_key(snapshot_name(handle)) || array.volumes.contains_key(key)
+        {
+            return None;
+        }
+        array.remove_pending(key, request);
+        Some(StorageError::with_known_effect(ErrorKind::NotFound, "no such snapshot"))
+    }
+
+    fn create_snapshot(&self, request: CreateSnapshot) -> Result<Snapshot, StorageError> {
+        let mut array = self.lock();
+        let name = request.name.clone();
+        let source = request.source.as_str().strip_prefix("handle-");
+        let size = source.and_then(|name| array.volumes.get(name)).map(|volume| volume.size);
+        let exists = array.snapshots.contains_key(&name);
+        if source.is_some() && size.is_none() && !exists {
+            array.pending_snapshots.remove(&name);
+            return Err(StorageError::with_known_effect(ErrorKind::NotFound, "no such source volume"));
+        }
+        let size = size.unwrap_or(1 << 30);
+        let snapshot =
+            array.snapshots.entry(name.clone()).or_insert(ArraySnapshot { request, size, calls: 0 });
+        snapshot.calls += 1;
+        let snapshot = snapshot.clone();
+        Ok(array.status_of(&snapshot))
+    }
+
     fn list_page(&self, listing: ListingBehavior, request: &PageRequest) -> VolumePage {
         let array = self.lock();
         let after = request.starting_token.as_deref().unwrap_or_default();
@@ -496,6 +583,11 @@ fn created_volume(volume: &ArrayVolume) -> CreatedVolume {
 /// The preferred topologies of a request, in order.
 fn preferred_segments(request: &CreateVolume) -> Vec<&Segments> {
     request.topology.iter().flat_map(|topology| &topology.preferred).collect()
+}
+
+/// The name of a snapshot of the array.
+fn snapshot_name(handle: &SnapshotHandle) -> &str {
+    handle.as_str().strip_prefix("handle-").unwrap_or_default()
 }
 
 /// The volume that a request clones.
@@ -553,6 +645,27 @@ impl Array {
         if let Some(pending) = self.pending_creates.get_mut(key) {
             pending.retain(|pending| pending != request);
         }
+    }
+
+    /// The status that the driver returns for a snapshot.
+    fn status_of(&self, snapshot: &ArraySnapshot) -> Snapshot {
+        Snapshot {
+            handle: format!("handle-{}", snapshot.request.name).into(),
+            source: snapshot.request.source.clone(),
+            size: Some(snapshot.size),
+            created_at_ms: 1_700_000_000_000,
+            ready: snapshot.calls > self.polls_until_ready,
+            group: None,
+            owner: snapshot.request.owner.clone(),
+        }
+    }
+
+    /// The name of a volume that is requested from this snapshot, and that does not exist yet.
+    fn restore_in_progress(&self, handle: &SnapshotHandle) -> Option<&str> {
+        let source = ContentSource::Snapshot(handle.clone());
+        let pending = self.pending_creates.iter().filter(|(key, _)| !self.volumes.contains_key(*key));
+        let mut requests = pending.flat_map(|(_, requests)| requests);
+        requests.find(|request| request.source.as_ref() == Some(&source)).map(|request| request.name.as_str())
     }
 
     /// The name of a volume that is requested as a clone of this volume, and that does not exist yet.
@@ -810,9 +923,6 @@ impl Backend for CrashingBackend {
     }
 
     fn create_volume(&self, call: Call, request: CreateVolume) -> BackendFuture<'_, CreatedVolume> {
-        if let Some(source @ ContentSource::Snapshot(_)) = &request.source {
-            return unimplemented(source.required_ability());
-        }
         if !self.creates_volumes {
             // As in the crate `cofferdam-csi`: an earlier process may have sent the request.
             let message = "no CREATE_DELETE_VOLUME";
@@ -833,8 +943,11 @@ impl Backend for CrashingBackend {
             let attributes = if attributes.is_empty() { attributes } else { format!(" with {attributes}") };
             let tier = request.parameters.get("tier").filter(|tier| *tier != "fast");
             let tier = tier.map(|tier| format!(" tier={tier}")).unwrap_or_default();
-            let source = source_volume(&request).map(|handle| format!(" from {handle}"));
-            let source = source.unwrap_or_default();
+            let source = match &request.source {
+                None => String::new(),
+                Some(ContentSource::Volume(handle)) => format!(" from {handle}"),
+                Some(ContentSource::Snapshot(handle)) => format!(" from {handle}"),
+            };
             let call = format!("create {}{source}{topology}{attributes}{tier}{secrets}", request.name);
             let key = self.array_key(&request.name);
             let (fault, pending) = {
@@ -872,7 +985,10 @@ impl Backend for CrashingBackend {
             // The array does not have the volumes of static PersistentVolumes.
             let source = source_volume(&request).filter(|handle| handle.as_str().starts_with("handle-"));
             let source = source.map(|handle| self.volume_key(handle));
-            let response = self.driver.create(key, request, source.as_deref(), size);
+            let response = match self.driver.missing_snapshot(&key, &request) {
+                Some(error) => Err(error),
+                None => self.driver.create(key, request, source.as_deref(), size),
+            };
             self.effects.record(Effect::Call(call)).await;
             if response_lost { Err(lost_response()) } else { response }
         })
@@ -912,6 +1028,83 @@ impl Backend for CrashingBackend {
             }
             self.effects.record(Effect::Call(call)).await;
             if response_lost { Err(lost_response()) } else { Ok(()) }
+        })
+    }
+
+    fn create_snapshot(&self, call: Call, request: CreateSnapshot) -> BackendFuture<'_, Snapshot> {
+        let spec = CallSpec::create_snapshot(&request, |created, _| Ok(created));
+        let secrets = format_secrets(&call.secrets);
+        self.run(call, spec, async move {
+            self.effects.wait_if_crashed().await;
+            let _call = self.start_call();
+            let call = format!("snapshot {} of {}{secrets}", request.name, request.source);
+            let fault = {
+                let mut array = self.driver.lock();
+                array.calls.push(call.clone());
+                let fault = array.snapshot_faults.pop_front();
+                let is_refused = fault.as_ref().is_some_and(|fault| fault.is_conclusive_refusal());
+                if is_refused {
+                    array.pending_snapshots.remove(&request.name);
+                } else {
+                    array.pending_snapshots.insert(request.name.clone());
+                }
+                fault
+            };
+            let (response_lost, _) = self.inject(fault).await?;
+            let response = self.driver.create_snapshot(request);
+            self.effects.record(Effect::Call(call)).await;
+            if response_lost { Err(lost_response()) } else { response }
+        })
+    }
+
+    fn delete_snapshot(&self, call: Call, handle: SnapshotHandle) -> BackendFuture<'_, ()> {
+        let secrets = format_secrets(&call.secrets);
+        self.run(call, CallSpec::delete_snapshot(&handle), async move {
+            self.effects.wait_if_crashed().await;
+            let _call = self.start_call();
+            let call = format!("delete {handle}{secrets}");
+            let name = snapshot_name(&handle).to_owned();
+            let fault = {
+                let mut array = self.driver.lock();
+                array.calls.push(call.clone());
+                if let Some(restored) = array.restore_in_progress(&handle).map(str::to_owned) {
+                    array
+                        .violations
+                        .push(format!("{handle} is deleted while {restored} is restored from it"));
+                }
+                array.snapshot_delete_faults.pop_front()
+            };
+            let (response_lost, _) = self.inject(fault).await?;
+            {
+                let mut array = self.driver.lock();
+                array.snapshots.remove(&name);
+                array.pending_snapshots.remove(&name);
+            }
+            self.effects.record(Effect::Call(call)).await;
+            if response_lost { Err(lost_response()) } else { Ok(()) }
+        })
+    }
+
+    fn get_snapshot(&self, call: Call, handle: SnapshotHandle) -> BackendFuture<'_, Snapshot> {
+        self.run(call, CallSpec::get_snapshot(|found, _| Ok(found)), async move {
+            self.effects.wait_if_crashed().await;
+            let _call = self.start_call();
+            let array = self.driver.lock();
+            // A static snapshot is one of a static volume.
+            let is_static = !handle.as_str().starts_with("handle-");
+            match array.snapshots.get(snapshot_name(&handle)) {
+                Some(snapshot) => Ok(array.status_of(snapshot)),
+                None if is_static => Ok(Snapshot {
+                    handle: handle.clone(),
+                    source: "static".into(),
+                    size: Some(1 << 30),
+                    created_at_ms: 0,
+                    ready: true,
+                    group: None,
+                    owner: None,
+                }),
+                None => Err(StorageError::with_known_effect(ErrorKind::NotFound, "no such snapshot")),
+            }
         })
     }
 

@@ -15,7 +15,7 @@ use cofferdam_cluster::{Cache, Lookup, writer::CachedKind};
 use cofferdam_controllers::{ControllerManager, NodeDeployment};
 use cofferdam_domain::{
     Claim, CsiDriver, CsiNode, Node, Pod, StorageClass, Volume, VolumeAttachment, VolumeAttributesClass,
-    names,
+    VolumeSnapshot, VolumeSnapshotClass, VolumeSnapshotContent, names,
 };
 use http::{Method, request::Parts};
 use parking_lot::{Mutex, MutexGuard};
@@ -434,6 +434,9 @@ impl SimulationFixture {
         let csi_drivers = self.list("/apis/storage.k8s.io/v1/csidrivers").await;
         let pods = self.list("/api/v1/pods").await;
         let attributes_classes = self.list("/apis/storage.k8s.io/v1/volumeattributesclasses").await;
+        let snapshots = self.list(VOLUME_SNAPSHOTS_PATH).await;
+        let snapshot_contents = self.list(VOLUME_SNAPSHOT_CONTENTS_PATH).await;
+        let snapshot_classes = self.list(VOLUME_SNAPSHOT_CLASSES_PATH).await;
         let live = self.lock_processes();
         live.iter().all(|live| {
             live.process.as_ref().is_some_and(|process| {
@@ -456,13 +459,18 @@ impl SimulationFixture {
                     && (!cache.pods.is_synced() || is_cache_current::<Pod>(&cache, &pods))
                     && (!cache.attributes_classes.is_synced()
                         || is_cache_current::<VolumeAttributesClass>(&cache, &attributes_classes))
+                    && (!cache.snapshots.is_synced() || is_cache_current::<VolumeSnapshot>(&cache, &snapshots))
+                    && (!cache.snapshot_contents.is_synced()
+                        || is_cache_current::<VolumeSnapshotContent>(&cache, &snapshot_contents))
+                    && (!cache.snapshot_classes.is_synced()
+                        || is_cache_current::<VolumeSnapshotClass>(&cache, &snapshot_classes))
                     && (!cache.nodes.is_synced() || is_cache_current::<Node>(&cache, &visible(&nodes)))
             })
         })
     }
 
     /// The objects of a collection. Reports a violation if there is no response. Empty without a violation if
-    /// the response is an error.
+    /// the response is an error, such as that of a kind that is not served.
     pub(crate) async fn list(&self, path: &str) -> Vec<Value> {
         match send_request(&self.user_api, Method::GET, path, "", &Value::Null).await {
             Ok((_, body)) => body.get("items").and_then(Value::as_array).cloned().unwrap_or_default(),
@@ -473,6 +481,12 @@ impl SimulationFixture {
         }
     }
 }
+
+/// API paths of the kinds of snapshots.
+pub(crate) const VOLUME_SNAPSHOTS_PATH: &str = "/apis/snapshot.storage.k8s.io/v1/volumesnapshots";
+pub(crate) const VOLUME_SNAPSHOT_CONTENTS_PATH: &str =
+    "/apis/snapshot.storage.k8s.io/v1/volumesnapshotcontents";
+const VOLUME_SNAPSHOT_CLASSES_PATH: &str = "/apis/snapshot.storage.k8s.io/v1/volumesnapshotclasses";
 
 /// Returns true if the cache contains exactly these objects of a kind, in the same versions. The version of
 /// an object that cannot be decoded is not compared.

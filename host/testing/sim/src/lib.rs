@@ -27,8 +27,8 @@ pub mod test_cluster;
 
 pub use action::{UserAction, WaitFor};
 pub use driver::{
-    ArrayVolume, DriverFault, ListingBehavior, PublishingBehavior, ResizingBehavior, ScriptedDriver,
-    TopologyBehavior,
+    ArraySnapshot, ArrayVolume, DriverFault, ListingBehavior, PublishingBehavior, ResizingBehavior,
+    ScriptedDriver, SnapshotBehavior, TopologyBehavior,
 };
 pub use effects::{ApiFault, Effect, Effects, FaultKind};
 pub use process_api::unavailable_response;

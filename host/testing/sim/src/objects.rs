@@ -159,6 +159,7 @@ pub fn collection_path(object: &Value) -> String {
     let plural = match text("/kind") {
         "StorageClass" => "storageclasses".to_owned(),
         "VolumeAttributesClass" => "volumeattributesclasses".to_owned(),
+        "VolumeSnapshotClass" => "volumesnapshotclasses".to_owned(),
         kind => format!("{}s", kind.to_lowercase()),
     };
     match text("/metadata/namespace") {

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use crate::{
     ApiFault, DriverFault, EnvironmentKind, FinalState, PublishingBehavior, ResizingBehavior, Simulation,
-    TopologyBehavior, UserAction, WaitFor, WorkKind, objects::DRIVER,
+    SnapshotBehavior, TopologyBehavior, UserAction, WaitFor, WorkKind, objects::DRIVER,
 };
 
 /// A row of the scenario table.
@@ -35,6 +35,8 @@ pub struct Scenario {
     pub lists_published_nodes: bool,
     /// Expand and modify behavior of the driver.
     pub resizing: ResizingBehavior,
+    /// Snapshot behavior of the driver.
+    pub snapshotting: SnapshotBehavior,
     /// Topology behavior of the driver.
     pub topology: TopologyBehavior,
     /// Nodes with node-local storage of the driver; empty for a central driver.
@@ -55,6 +57,12 @@ pub struct Scenario {
     pub published: &'static [&'static str],
     /// Expected [`FinalState::array_owners`].
     pub array_owners: &'static [&'static str],
+    /// Expected [`FinalState::snapshots`].
+    pub snapshots: &'static [&'static str],
+    /// Expected [`FinalState::snapshot_contents`].
+    pub snapshot_contents: &'static [&'static str],
+    /// Expected [`FinalState::array_snapshots`].
+    pub array_snapshots: &'static [&'static str],
     /// Expected [`FinalState::events`], if no process crashed.
     pub events: &'static [&'static str],
     /// Events that in real time may occur or not, whether they are expected or not, because a controller
@@ -101,6 +109,7 @@ impl Scenario {
             .with_driver_name(self.driver_name.unwrap_or(DRIVER))
             .with_publishing(self.publishing.clone(), self.lists_published_nodes)
             .with_resizing(self.resizing.clone())
+            .with_snapshots(self.snapshotting.clone())
             .with_topology(self.topology)
             .with_node_local_driver(self.storage_nodes)
             .with_api_faults(self.api_faults.clone())
@@ -183,6 +192,9 @@ impl Scenario {
         compare("startup taints", &final_state.startup_taints, self.startup_taints);
         compare("published", &final_state.published, self.published);
         compare("array owners", &final_state.array_owners, self.array_owners);
+        compare("snapshots", &final_state.snapshots, self.snapshots);
+        compare("snapshot contents", &final_state.snapshot_contents, self.snapshot_contents);
+        compare("array snapshots", &final_state.array_snapshots, self.array_snapshots);
         compare("intents", &[final_state.intents.to_string()], &["0"]);
         if !crashed {
             compare("events", &final_state.events, self.events);

@@ -13,6 +13,7 @@ mod node_local;
 mod provisioning;
 mod resizing;
 mod secrets;
+mod snapshots;
 mod startup_taint;
 mod stuck_intents;
 mod topology;
@@ -32,7 +33,7 @@ pub const fn skipped_count(environment: EnvironmentKind) -> usize {
     }
 }
 
-/// Names of the rows of Secrets, stuck intents, clones, detaches and in-tree plugins. They run with a crash on every
+/// Names of the rows of Secrets, stuck intents, clones, snapshots, detaches and in-tree plugins. They run with a crash on every
 /// environment, in each run of the tests; of the other rows, a test in real time may choose some.
 pub fn always_crashed() -> BTreeSet<&'static str> {
     let tables = [
@@ -42,6 +43,7 @@ pub fn always_crashed() -> BTreeSet<&'static str> {
         changed_secrets::scenarios(),
         stuck_intents::scenarios(),
         cloning::scenarios(),
+        snapshots::scenarios(),
     ];
     tables.into_iter().flatten().map(|row| row.name).collect()
 }
@@ -60,6 +62,7 @@ pub fn scenarios() -> Vec<Scenario> {
     all.extend(changed_secrets::scenarios());
     all.extend(stuck_intents::scenarios());
     all.extend(cloning::scenarios());
+    all.extend(snapshots::scenarios());
     all.extend(startup_taint::scenarios());
     all
 }

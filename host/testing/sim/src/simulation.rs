@@ -1,7 +1,7 @@
 //! One run of a scenario: a cluster, a storage array, a user, and processes, one of which may be killed.
 
 use std::{
-    collections::BTreeSet,
+    collections::{BTreeMap, BTreeSet},
     panic,
     sync::{
         Arc,
@@ -35,11 +35,11 @@ use crate::{
     action::{UserAction, WaitFor},
     api::{NODES_PATH, VOLUME_ATTACHMENTS_PATH, get, list_at, text},
     driver::{
-        Clock, DriverFault, JournalReader, ListingBehavior, PublishingBehavior, ResizingBehavior,
-        ScriptedDriver, TopologyBehavior, UserActionHandler,
+        ArraySnapshot, Clock, DriverFault, JournalReader, ListingBehavior, PublishingBehavior,
+        ResizingBehavior, ScriptedDriver, SnapshotBehavior, TopologyBehavior, UserActionHandler,
     },
     effects::{ApiFault, Effect, Effects, Interruption},
-    fixture::{SETTLE_TIME, SimulationFixture},
+    fixture::{SETTLE_TIME, SimulationFixture, VOLUME_SNAPSHOT_CONTENTS_PATH, VOLUME_SNAPSHOTS_PATH},
     invariants,
     objects::DRIVER,
     process_api::CrashingApi,
@@ -126,6 +126,14 @@ pub struct FinalState {
     /// Owners of the array's volumes: `a` or `a on node` for claim `a`, with `gone` as the name of a claim
     /// that does not exist; sorted. Each claim is listed once per node.
     pub array_owners: Vec<String>,
+    /// `name content` of every VolumeSnapshot, sorted, with `ready` if it is ready. The content is `of-s` if it
+    /// was created for VolumeSnapshot `s`.
+    pub snapshots: Vec<String>,
+    /// `name snapshot` of every VolumeSnapshotContent, sorted, with `ready` if it is ready.
+    pub snapshot_contents: Vec<String>,
+    /// VolumeSnapshots for which the array's snapshots were created, with `gone` as the name of one that does
+    /// not exist; sorted.
+    pub array_snapshots: Vec<String>,
     /// Number of intents that remain. An intent is the provisioner's record, in a ConfigMap
     /// `cofferdam-intents-…`, of a create request that may not have led to a PersistentVolume yet.
     pub intents: usize,
@@ -352,6 +360,13 @@ impl Simulation {
     #[must_use]
     pub fn with_resizing(self, resizing: ResizingBehavior) -> Self {
         self.driver.set_resizing(resizing);
+        self
+    }
+
+    /// Sets the snapshot behavior of the driver.
+    #[must_use]
+    pub fn with_snapshots(self, snapshots: SnapshotBehavior) -> Self {
+        self.driver.set_snapshots(snapshots);
         self
     }
 
@@ -746,7 +761,9 @@ impl Simulation {
         match condition {
             WaitFor::CallsCompleted(times) => self.driver.completed_calls() >= times,
             WaitFor::FaultsApplied(times) => self.fixture.fault_count() >= times,
-            WaitFor::Event(event) => self.events().await.iter().any(|line| line == event),
+            WaitFor::Event(event) => {
+                self.events(&|name| name.to_owned()).await.iter().any(|line| line == event)
+            }
             WaitFor::Deleted(path) => self.object(path).await.is_none(),
         }
     }
@@ -773,6 +790,21 @@ impl Simulation {
             Some(uid) => format!("of-{}", claim_of(uid)),
             None => name.to_owned(),
         };
+        let snapshots = self.fixture.list(VOLUME_SNAPSHOTS_PATH).await;
+        let contents = self.fixture.list(VOLUME_SNAPSHOT_CONTENTS_PATH).await;
+        let snapshot_of = |uid: &str| {
+            let snapshot = snapshots.iter().find(|snapshot| text(snapshot, "/metadata/uid") == uid);
+            snapshot.map_or_else(|| "gone".to_owned(), |found| text(found, "/metadata/name").to_owned())
+        };
+        let content_alias = |name: &str| match name.strip_prefix("snapcontent-") {
+            Some(uid) => format!("of-{}", snapshot_of(uid)),
+            None => name.to_owned(),
+        };
+        violations.extend(snapshot_violations(
+            &contents,
+            &self.driver.snapshots(),
+            &self.driver.pending_snapshots(),
+        ));
         violations.extend(volume_violations(&claims, &volumes, &array.keys().cloned().collect(), &alias));
         let attachments = self.fixture.list(VOLUME_ATTACHMENTS_PATH).await;
         let published = self.driver.published();
@@ -809,9 +841,31 @@ impl Simulation {
             ),
             published: sorted(published.iter().map(|(handle, node)| format!("{handle} {node}"))),
             array_owners: sorted(owners.iter().map(|(uid, node)| format!("{}{node}", claim_of(uid)))),
+            snapshots: sorted(snapshots.iter().map(|snapshot| {
+                let content = text(snapshot, "/status/boundVolumeSnapshotContentName");
+                let ready = if is_ready(snapshot) { " ready" } else { "" };
+                let line = format!("{} {}{ready}", text(snapshot, "/metadata/name"), content_alias(content));
+                line.trim_end().to_owned()
+            })),
+            snapshot_contents: sorted(contents.iter().map(|content| {
+                let ready = if is_ready(content) { " ready" } else { "" };
+                let name = content_alias(text(content, "/metadata/name"));
+                format!("{name} {}{ready}", text(content, "/spec/volumeSnapshotRef/name"))
+            })),
+            array_snapshots: sorted(
+                self.driver
+                    .snapshots()
+                    .keys()
+                    .map(|name| snapshot_of(name.strip_prefix("snapshot-").unwrap_or_default())),
+            ),
             intents: self.intents().await,
-            events: self.events().await,
-            calls: self.driver.calls().iter().map(|call| replace_uid(call, &claim_of)).collect(),
+            events: self.events(&content_alias).await,
+            calls: self
+                .driver
+                .calls()
+                .iter()
+                .map(|call| replace_uid(call, &claim_of, &snapshot_of))
+                .collect(),
             unused_faults: self
                 .fixture
                 .unused_api_faults()
@@ -835,11 +889,11 @@ impl Simulation {
         shards.iter().filter_map(|map| map.get("data")?.as_object()).map(serde_json::Map::len).sum()
     }
 
-    async fn events(&self) -> Vec<String> {
+    async fn events(&self, content_alias: &dyn Fn(&str) -> String) -> Vec<String> {
         let events = self.fixture.list("/api/v1/events").await;
         let line = |event: &Value| {
-            let name = text(event, "/involvedObject/name");
-            let name = if name.starts_with("pvc-") { "volume" } else { name };
+            let name = content_alias(text(event, "/involvedObject/name"));
+            let name = if name.starts_with("pvc-") { "volume".to_owned() } else { name };
             format!("{name} {} {}", text(event, "/type"), text(event, "/reason"))
         };
         let lines: BTreeSet<String> = events.iter().map(line).collect();
@@ -877,10 +931,19 @@ fn affinity_segments(volume: &Value) -> String {
     terms.iter().map(term_text).collect()
 }
 
-fn replace_uid(call: &str, claim_of: &dyn Fn(&str) -> String) -> String {
+/// A call with the names of claims and VolumeSnapshots in place of the names that contain their uids.
+fn replace_uid(
+    call: &str,
+    claim_of: &dyn Fn(&str) -> String,
+    snapshot_of: &dyn Fn(&str) -> String,
+) -> String {
     let words = call.split(' ').map(|word| {
         let name = word.strip_prefix("handle-").unwrap_or(word);
-        name.strip_prefix("pvc-").map_or_else(|| word.to_owned(), claim_of)
+        match (name.strip_prefix("pvc-"), name.strip_prefix("snapshot-")) {
+            (Some(uid), _) => claim_of(uid),
+            (None, Some(uid)) => format!("snapshot-{}", snapshot_of(uid)),
+            (None, None) => word.to_owned(),
+        }
     });
     words.collect::<Vec<_>>().join(" ")
 }
@@ -889,6 +952,29 @@ fn sorted(lines: impl Iterator<Item = String>) -> Vec<String> {
     let mut lines: Vec<String> = lines.collect();
     lines.sort();
     lines
+}
+
+/// Returns true if `status.readyToUse` is true.
+fn is_ready(object: &Value) -> bool {
+    object.pointer("/status/readyToUse").and_then(Value::as_bool) == Some(true)
+}
+
+/// Snapshots of the array that no VolumeSnapshotContent refers to, or that may still be created, and contents
+/// whose snapshot is lost.
+fn snapshot_violations(
+    contents: &[Value],
+    array: &BTreeMap<String, ArraySnapshot>,
+    pending: &BTreeSet<String>,
+) -> Vec<String> {
+    let handles: BTreeSet<&str> =
+        contents.iter().map(|content| text(content, "/status/snapshotHandle")).collect();
+    let possible: BTreeSet<&String> = array.keys().chain(pending).collect();
+    let leaked = possible.into_iter().filter(|name| !handles.contains(format!("handle-{name}").as_str()));
+    let leaked = leaked.map(|name| format!("leaked: {name} has no VolumeSnapshotContent"));
+    let is_lost =
+        |handle: &&&str| handle.strip_prefix("handle-").is_some_and(|name| !array.contains_key(name));
+    let lost = handles.iter().filter(is_lost).map(|handle| format!("lost: {handle} does not exist"));
+    leaked.chain(lost).collect()
 }
 
 /// Returns true if a node has the start-up taint of the scenarios' driver.

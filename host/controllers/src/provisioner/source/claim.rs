@@ -86,7 +86,7 @@ pub(in crate::provisioner) fn find_source_volume(
     if let (Ok(source_size), Ok(size)) = (&source.request, &claim.request)
         && source_size > size
     {
-        return Err(SourceError::Larger { source_size: source_size.clone(), size: size.clone() });
+        return Err(SourceError::Larger { source_size: *source_size, size: *size });
     }
     let Some(name) = source.volume.clone() else { return Err(SourceError::NotBound("Pending")) };
     let volume = match cache.volumes.get(&name) {

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 /// The tokens of a template that have no value.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct UnknownTokens(pub(super) BTreeSet<String>);
+pub(crate) struct UnknownTokens(pub(crate) BTreeSet<String>);
 
 /// A part of a template.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -17,7 +17,7 @@ enum Part<'a> {
 ///
 /// # Errors
 /// [`UnknownTokens`] if `value_of` returns `None` for a token.
-pub(super) fn expand<'a>(
+pub(crate) fn expand<'a>(
     template: &str,
     value_of: impl Fn(&str) -> Option<&'a str>,
 ) -> Result<String, UnknownTokens> {
@@ -37,7 +37,7 @@ pub(super) fn expand<'a>(
 }
 
 /// The tokens of a template, in order.
-pub(super) fn tokens(template: &str) -> impl Iterator<Item = &str> {
+pub(crate) fn tokens(template: &str) -> impl Iterator<Item = &str> {
     parts(template).into_iter().filter_map(|part| match part {
         Part::Token(token) => Some(token),
         Part::Text(_) => None,

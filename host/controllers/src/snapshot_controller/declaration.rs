@@ -1,0 +1,70 @@
+//! Declaration of the snapshot controller.
+
+use std::sync::Arc;
+
+use cofferdam_backend::Backend;
+use cofferdam_domain::{VolumeSnapshot, VolumeSnapshotClass, VolumeSnapshotContent};
+use prometheus_client::registry::Registry;
+
+use super::reconcile::{SnapshotController, SnapshotControllerContext};
+use crate::{
+    context::ProcessContext,
+    controller::DeclaredController,
+    rbac::{CORE, DriverPlacement, Rule, RuleSet, SNAPSHOT, WATCH},
+    role::Role,
+    settings::Settings,
+    watches::WatchSpec,
+};
+
+/// The controller's name in `--role`.
+pub const ROLE: Role = Role::new("snapshot-controller");
+
+/// RBAC rules of this controller, in addition to those of every process. Upstream's counterpart is the
+/// ClusterRole of snapshot-controller.
+const RULES: &[Rule] = &[
+    // The finalizer of source claims.
+    Rule::cluster(CORE, "persistentvolumeclaims", &["patch"]),
+    Rule::cluster(SNAPSHOT, "volumesnapshotclasses", WATCH),
+    Rule::cluster(SNAPSHOT, "volumesnapshotcontents", &["create", "delete", "get", "list", "patch", "watch"]),
+    Rule::cluster(SNAPSHOT, "volumesnapshots", &["get", "list", "patch", "watch"]),
+    Rule::cluster(SNAPSHOT, "volumesnapshots/status", &["patch"]),
+];
+
+impl DeclaredController for SnapshotController {
+    const ROLE: Role = ROLE;
+    const HELP: &'static str = "Creates and binds the VolumeSnapshotContents of VolumeSnapshots";
+    const REPLACES: &'static str = "external-snapshotter's snapshot-controller";
+    type Metrics = ();
+
+    fn lease_name(_: &cofferdam_domain::DriverName) -> String {
+        "snapshot-controller-leader".to_owned()
+    }
+
+    fn watches(_: &Settings, _: &[Arc<dyn Backend>]) -> Vec<WatchSpec> {
+        vec![
+            WatchSpec::all::<VolumeSnapshot>(),
+            WatchSpec::all::<VolumeSnapshotContent>(),
+            WatchSpec::all::<VolumeSnapshotClass>(),
+        ]
+    }
+
+    fn rbac_rules(_: DriverPlacement) -> RuleSet {
+        &[RULES]
+    }
+
+    fn register_metrics(_: &mut Registry) -> Self::Metrics {}
+
+    fn context(process: &ProcessContext, (): ()) -> SnapshotControllerContext {
+        SnapshotControllerContext {
+            cache: Arc::clone(&process.cache),
+            writer: process.writer.clone(),
+            events: process.events.clone(),
+            recorders: process.recorders(ROLE),
+            clock: Arc::clone(&process.clock),
+            prevent_volume_mode_conversion: process.settings.snapshots.prevent_volume_mode_conversion,
+            workers: process.settings.snapshots.workers,
+            backoff: process.settings.calls.backoff(),
+            queue_metrics: process.queue_metrics.clone(),
+        }
+    }
+}

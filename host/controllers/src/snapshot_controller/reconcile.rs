@@ -1,0 +1,470 @@
+//! Reconciles VolumeSnapshots and VolumeSnapshotContents as [`rules`] decides, one effect at a time.
+
+use std::sync::Arc;
+
+use cofferdam_cluster::{
+    ApiError, Cache, Change, Clock, Lookup, Precondition, Writer,
+    metrics::Metrics,
+    queue::{Action, ExponentialBackoff, Queue},
+    writer::PatchTarget,
+};
+use cofferdam_domain::{
+    Claim, ClaimKey, Volume, VolumeSnapshot, VolumeSnapshotClass, VolumeSnapshotContent,
+    VolumeSnapshotContentName, VolumeSnapshotKey, names,
+    volume_snapshot::{VolumeSnapshotSource, VolumeSnapshotStatus},
+};
+use serde_json::{Value, json};
+use tokio_util::sync::CancellationToken;
+
+use super::{
+    content::new_content,
+    rules::{self, ContentVerdict, SnapshotFailure, SnapshotVerdict},
+    secret_references, status,
+};
+use crate::{
+    controller::Controller,
+    events::{EventRecorder, EventSpec},
+    reconcile::{MAX_EFFECTS, action_for_write_error, subscribe},
+    step_recorder::StepRecorders,
+};
+
+/// `source.component` of the events, as in external-snapshotter.
+const COMPONENT: &str = "snapshot-controller";
+
+/// Dependencies of the snapshot controller.
+pub(crate) struct SnapshotControllerContext {
+    pub(super) cache: Arc<Cache>,
+    pub(super) writer: Writer,
+    pub(super) events: EventRecorder,
+    pub(super) recorders: StepRecorders,
+    pub(super) clock: Clock,
+    /// Write the volumeMode of the source to new contents (`--prevent-volume-mode-conversion`).
+    pub(super) prevent_volume_mode_conversion: bool,
+    /// Maximum number of objects of each kind that are reconciled concurrently.
+    pub(super) workers: usize,
+    pub(super) backoff: ExponentialBackoff,
+    pub(super) queue_metrics: Metrics,
+}
+
+/// The snapshot controller.
+pub(crate) struct SnapshotController {
+    context: SnapshotControllerContext,
+    snapshots: Queue<VolumeSnapshotKey>,
+    contents: Queue<VolumeSnapshotContentName>,
+    /// Claims with the finalizer of a source.
+    claims: Queue<ClaimKey>,
+}
+
+impl Controller for SnapshotController {
+    type Context = SnapshotControllerContext;
+
+    fn new(context: SnapshotControllerContext) -> Arc<Self> {
+        let (backoff, queue_metrics) = (context.backoff, &context.queue_metrics);
+        Arc::new(Self {
+            snapshots: Queue::new("snapshot-controller-snapshot", backoff, queue_metrics),
+            contents: Queue::new("snapshot-controller-content", backoff, queue_metrics),
+            claims: Queue::new("snapshot-controller-claim", backoff, queue_metrics),
+            context,
+        })
+    }
+
+    fn subscribe(self: &Arc<Self>) {
+        let cache = &self.context.cache;
+        subscribe(self, &cache.snapshots, Self::snapshot_changed);
+        subscribe(self, &cache.snapshot_contents, Self::content_changed);
+        subscribe(self, &cache.snapshot_classes, Self::class_changed);
+        subscribe(self, &cache.claims, Self::claim_changed);
+        subscribe(self, &cache.volumes, Self::volume_changed);
+    }
+
+    async fn run(self: Arc<Self>, stop: CancellationToken) {
+        let [snapshots, contents, claims] = std::array::from_fn(|_| Arc::clone(&self));
+        let workers = self.context.workers;
+        tokio::join!(
+            self.snapshots.run(workers, stop.clone(), move |key| {
+                let controller = Arc::clone(&snapshots);
+                async move { controller.reconcile_snapshot(&key).await }
+            }),
+            self.contents.run(workers, stop.clone(), move |name| {
+                let controller = Arc::clone(&contents);
+                async move { controller.reconcile_content(&name).await }
+            }),
+            self.claims.run(workers, stop, move |key| {
+                let controller = Arc::clone(&claims);
+                async move { controller.reconcile_claim(&key).await }
+            }),
+        );
+    }
+}
+
+impl SnapshotController {
+    fn snapshot_changed(&self, change: &Change<VolumeSnapshot>) {
+        self.snapshots.add(change.key.clone());
+        if let Some(snapshot) = change.new.as_ref().or(change.old.as_ref()) {
+            self.enqueue_source(snapshot);
+        }
+    }
+
+    fn content_changed(&self, change: &Change<VolumeSnapshotContent>) {
+        self.contents.add(change.key.clone());
+        for content in [&change.old, &change.new].into_iter().flatten() {
+            self.snapshots.add(content.snapshot.key.clone());
+            let snapshot = self.context.cache.snapshots.get(&content.snapshot.key).into_object();
+            snapshot.iter().for_each(|snapshot| self.enqueue_source(snapshot));
+        }
+    }
+
+    /// Enqueues the VolumeSnapshots that may wait for a class.
+    fn class_changed(&self, _: &Change<VolumeSnapshotClass>) {
+        let snapshots = self.context.cache.snapshots.list();
+        let waiting = snapshots.iter().filter(|snapshot| !snapshot.is_ready());
+        waiting.for_each(|snapshot| self.snapshots.add(snapshot.key.clone()));
+    }
+
+    /// Enqueues the VolumeSnapshots of the claim, and the one from which it is restored.
+    fn claim_changed(&self, change: &Change<Claim>) {
+        self.claims.add(change.key.clone());
+        self.enqueue_snapshots_of(&change.key);
+        for claim in [&change.old, &change.new].into_iter().flatten() {
+            let source = claim.source_snapshot();
+            source.into_iter().for_each(|snapshot| self.snapshots.add(snapshot));
+        }
+    }
+
+    fn volume_changed(&self, change: &Change<Volume>) {
+        for volume in [&change.old, &change.new].into_iter().flatten() {
+            let claim = volume.claim_ref.as_ref().map(|claim_ref| &claim_ref.key);
+            claim.into_iter().for_each(|claim| self.enqueue_snapshots_of(claim));
+        }
+    }
+
+    fn enqueue_snapshots_of(&self, claim: &ClaimKey) {
+        for snapshot in self.context.cache.snapshots_of_claim(claim) {
+            if !snapshot.is_ready() {
+                self.snapshots.add(snapshot.key.clone());
+            }
+        }
+    }
+
+    /// Enqueues the source claim of a VolumeSnapshot, for its finalizer.
+    fn enqueue_source(&self, snapshot: &VolumeSnapshot) {
+        if let VolumeSnapshotSource::Claim(claim) = &snapshot.source {
+            self.claims.add(ClaimKey::new(&*snapshot.key.namespace, &**claim));
+        }
+    }
+
+    /// Reconciles one VolumeSnapshot. See [`rules::decide_snapshot`].
+    async fn reconcile_snapshot(&self, key: &VolumeSnapshotKey) -> Action {
+        for _ in 0..MAX_EFFECTS {
+            let Lookup::Found(snapshot) = self.context.cache.snapshots.get(key) else { return Action::Done };
+            let done = match rules::decide_snapshot(&self.context.cache, &snapshot) {
+                SnapshotVerdict::NoAction(_) => return Action::Done,
+                SnapshotVerdict::DeletePending(claim) => {
+                    let text =
+                        format!("claim {claim} has no volume yet and names the VolumeSnapshot as its source");
+                    let event = EventSpec::warning("SnapshotDeletePending", text);
+                    self.context.events.emit(&*snapshot, COMPONENT, event);
+                    // A change of the claim enqueues the VolumeSnapshot.
+                    return Action::Backoff;
+                }
+                SnapshotVerdict::Fail(failure) => return self.fail(&snapshot, failure).await,
+                SnapshotVerdict::SetClass(class) => {
+                    let patch = json!({"spec": {"volumeSnapshotClassName": class}});
+                    let text = format!("sets the class {class} of VolumeSnapshot {key}");
+                    self.patch_snapshot(&snapshot, &text, patch).await
+                }
+                SnapshotVerdict::AddFinalizers(missing) => {
+                    let finalizers = snapshot.meta.finalizers.iter().map(|name| &**name);
+                    let finalizers: Vec<&str> = finalizers.chain(missing).collect();
+                    let patch = json!({"metadata": {"finalizers": finalizers}});
+                    let text = format!("adds finalizers to VolumeSnapshot {key}");
+                    let added = self.patch_snapshot(&snapshot, &text, patch).await;
+                    self.report(&snapshot, "SnapshotFinalizerError", added)
+                }
+                SnapshotVerdict::RemoveFinalizers(mut finalizers) => {
+                    let text = format!("removes finalizers of VolumeSnapshot {key}");
+                    let uid = &snapshot.meta.uid;
+                    let writer = &self.context.writer;
+                    let write = writer.remove_finalizers::<VolumeSnapshot>(key, uid, &mut finalizers);
+                    let removed = self.record(&text, write).await.map(drop);
+                    self.report(&snapshot, "SnapshotFinalizerError", removed)
+                }
+                SnapshotVerdict::AddClaimFinalizer(claim) => {
+                    let text = format!("adds the finalizer of claim {}, the source of a snapshot", claim.key);
+                    let write = self.context.writer.add_finalizer(&*claim, names::SNAPSHOT_CLAIM_PROTECTION);
+                    if let Err(error) = self.record(&text, write).await {
+                        self.emit_error(&snapshot, "ErrorPVCFinalizer", &error);
+                        return action_for_write_error::<Claim>(&self.context.writer, &claim.key, &error)
+                            .await;
+                    }
+                    Ok(())
+                }
+                SnapshotVerdict::CreateContent { class, volume } => {
+                    match self.create_content(&snapshot, &class, &volume).await {
+                        Ok(()) => Ok(()),
+                        Err(action) => return action,
+                    }
+                }
+                SnapshotVerdict::BindContent(content) => {
+                    let bound = self.bind_content(&snapshot, &content).await;
+                    match self.after_content_write(&snapshot, &content, "SnapshotBindFailed", bound).await {
+                        None => Ok(()),
+                        Some(action) => return action,
+                    }
+                }
+                SnapshotVerdict::MarkContent(content) => {
+                    let patch =
+                        json!({"metadata": {"annotations": {names::SNAPSHOT_BEING_DELETED: names::YES}}});
+                    let text = format!("marks VolumeSnapshotContent {} for deletion", content.name);
+                    let marked = self.patch_content(&content, &text, patch).await;
+                    let reason = "SnapshotContentObjectDeleteError";
+                    match self.after_content_write(&snapshot, &content, reason, marked).await {
+                        None => Ok(()),
+                        Some(action) => return action,
+                    }
+                }
+                SnapshotVerdict::DeleteContent(content) => {
+                    let uid = Some(content.meta.uid.clone());
+                    let precondition = Precondition { uid, resource_version: None };
+                    let text = format!("deletes VolumeSnapshotContent {}", content.name);
+                    let writer = &self.context.writer;
+                    let write = writer.delete::<VolumeSnapshotContent>(&content.name, &precondition);
+                    let deleted = self.record(&text, write).await;
+                    let reason = "SnapshotContentObjectDeleteError";
+                    match self.after_content_write(&snapshot, &content, reason, deleted).await {
+                        None => Ok(()),
+                        Some(action) => return action,
+                    }
+                }
+                SnapshotVerdict::UpdateStatus { status, is_created, is_ready } => {
+                    self.update_status(&snapshot, &status, is_created, is_ready).await
+                }
+            };
+            if let Err(error) = done {
+                return action_for_write_error::<VolumeSnapshot>(&self.context.writer, key, &error).await;
+            }
+        }
+        Action::Requeue
+    }
+
+    async fn record<T>(
+        &self,
+        text: &str,
+        write: impl Future<Output = Result<T, ApiError>>,
+    ) -> Result<T, ApiError> {
+        self.context.recorders.of_role().record_effect(text, write).await
+    }
+
+    async fn patch_snapshot(
+        &self,
+        snapshot: &VolumeSnapshot,
+        text: &str,
+        patch: Value,
+    ) -> Result<(), ApiError> {
+        let (key, version) = (&snapshot.key, snapshot.meta.resource_version);
+        let target = PatchTarget::Object;
+        let write = self.context.writer.merge_patch::<VolumeSnapshot>(key, target, version, patch);
+        self.record(text, write).await.map(drop)
+    }
+
+    async fn patch_content(
+        &self,
+        content: &VolumeSnapshotContent,
+        text: &str,
+        patch: Value,
+    ) -> Result<(), ApiError> {
+        let (name, version) = (&content.name, content.meta.resource_version);
+        let target = PatchTarget::Object;
+        let write = self.context.writer.merge_patch::<VolumeSnapshotContent>(name, target, version, patch);
+        self.record(text, write).await.map(drop)
+    }
+
+    /// Emits a failed write as an event, unless a later attempt with a newer version can succeed at once.
+    fn report(
+        &self,
+        snapshot: &VolumeSnapshot,
+        reason: &'static str,
+        written: Result<(), ApiError>,
+    ) -> Result<(), ApiError> {
+        written.inspect_err(|error| self.emit_error(snapshot, reason, error))
+    }
+
+    fn emit_error(&self, snapshot: &VolumeSnapshot, reason: &'static str, error: &ApiError) {
+        if !matches!(error, ApiError::Conflict(_) | ApiError::NotFound(_)) {
+            let event = EventSpec::warning(reason, error.to_string());
+            self.context.events.emit(snapshot, COMPONENT, event);
+        }
+    }
+
+    /// Returns `None` after a successful write of a content, else the action that the reconcile returns.
+    async fn after_content_write(
+        &self,
+        snapshot: &VolumeSnapshot,
+        content: &VolumeSnapshotContent,
+        reason: &'static str,
+        written: Result<(), ApiError>,
+    ) -> Option<Action> {
+        let error = written.err()?;
+        self.emit_error(snapshot, reason, &error);
+        let writer = &self.context.writer;
+        Some(action_for_write_error::<VolumeSnapshotContent>(writer, &content.name, &error).await)
+    }
+
+    /// Creates the content of a VolumeSnapshot.
+    ///
+    /// # Errors
+    /// The action that the reconcile returns.
+    async fn create_content(
+        &self,
+        snapshot: &VolumeSnapshot,
+        class: &VolumeSnapshotClass,
+        volume: &Volume,
+    ) -> Result<(), Action> {
+        let name = rules::content_name(snapshot);
+        let secret = match secret_references::snapshot_secret(class, &snapshot.key, &name) {
+            Ok(secret) => secret,
+            Err(error) => {
+                let failure = SnapshotFailure::new("SnapshotContentCreationFailed", error.to_string());
+                return Err(self.fail(snapshot, failure).await);
+            }
+        };
+        let has_mode = self.context.prevent_volume_mode_conversion;
+        let body = new_content(&name, snapshot, class, volume, secret.as_ref(), has_mode);
+        let write = self.context.writer.create::<VolumeSnapshotContent>(None, &body);
+        match self.record(&format!("creates VolumeSnapshotContent {name}"), write).await {
+            Ok(_) => {
+                let text =
+                    format!("Waiting for a snapshot {} to be created by the CSI driver.", snapshot.key);
+                self.context.events.emit(snapshot, COMPONENT, EventSpec::normal("CreatingSnapshot", text));
+                Ok(())
+            }
+            Err(error) => {
+                if !matches!(error, ApiError::AlreadyExists(_)) {
+                    self.emit_error(snapshot, "CreateSnapshotContentFailed", &error);
+                }
+                let writer = &self.context.writer;
+                Err(action_for_write_error::<VolumeSnapshotContent>(writer, &name, &error).await)
+            }
+        }
+    }
+
+    /// Writes the uid of the VolumeSnapshot, and its class if it has one, to the content that is its source.
+    async fn bind_content(
+        &self,
+        snapshot: &VolumeSnapshot,
+        content: &VolumeSnapshotContent,
+    ) -> Result<(), ApiError> {
+        let mut spec = json!({"volumeSnapshotRef": {"uid": snapshot.meta.uid}});
+        if let Some(class) = &snapshot.class
+            && let Some(spec) = spec.as_object_mut()
+        {
+            spec.insert("volumeSnapshotClassName".to_owned(), json!(class));
+        }
+        let text = format!("binds VolumeSnapshotContent {} to VolumeSnapshot {}", content.name, snapshot.key);
+        self.patch_content(content, &text, json!({"spec": spec})).await
+    }
+
+    async fn patch_status(
+        &self,
+        snapshot: &VolumeSnapshot,
+        text: &str,
+        status: Value,
+    ) -> Result<(), ApiError> {
+        let (key, version) = (&snapshot.key, snapshot.meta.resource_version);
+        let patch = json!({"status": status});
+        let target = PatchTarget::Status;
+        let write = self.context.writer.merge_patch::<VolumeSnapshot>(key, target, version, patch);
+        self.record(text, write).await.map(drop)
+    }
+
+    async fn update_status(
+        &self,
+        snapshot: &VolumeSnapshot,
+        status: &VolumeSnapshotStatus,
+        is_created: bool,
+        is_ready: bool,
+    ) -> Result<(), ApiError> {
+        let key = &snapshot.key;
+        let text = format!("copies the status of the content to VolumeSnapshot {key}");
+        let written = self.patch_status(snapshot, &text, status::status_patch(status)).await;
+        self.report(snapshot, "SnapshotStatusUpdateFailed", written)?;
+        let emit = |reason, text| {
+            self.context.events.emit(snapshot, COMPONENT, EventSpec::normal(reason, text));
+        };
+        if is_created {
+            emit("SnapshotCreated", format!("Snapshot {key} was successfully created by the CSI driver."));
+        }
+        if is_ready {
+            emit("SnapshotReady", format!("Snapshot {key} is ready to use."));
+        }
+        Ok(())
+    }
+
+    /// Writes a failure to the status, unless the status has it, and emits its event then. Returns the
+    /// back-off.
+    async fn fail(&self, snapshot: &VolumeSnapshot, failure: SnapshotFailure) -> Action {
+        let SnapshotFailure { reason, message, resets_ready } = failure;
+        let known = snapshot.status.as_ref().and_then(|status| status.error.as_deref());
+        if known.is_some_and(|error| *error.message == *message) {
+            return Action::Backoff;
+        }
+        let error = status::error_now(&message, (self.context.clock)());
+        let mut patch = json!({"error": status::error_value(&error)});
+        if resets_ready && let Some(patch) = patch.as_object_mut() {
+            patch.insert("readyToUse".to_owned(), json!(false));
+        }
+        self.context.events.emit(snapshot, COMPONENT, EventSpec::warning(reason, message));
+        let text = format!("writes an error to the status of VolumeSnapshot {}", snapshot.key);
+        match self.patch_status(snapshot, &text, patch).await {
+            Ok(()) => Action::Backoff,
+            Err(error) => {
+                action_for_write_error::<VolumeSnapshot>(&self.context.writer, &snapshot.key, &error).await
+            }
+        }
+    }
+
+    /// Reconciles one VolumeSnapshotContent. See [`rules::decide_content`].
+    async fn reconcile_content(&self, name: &VolumeSnapshotContentName) -> Action {
+        let Lookup::Found(content) = self.context.cache.snapshot_contents.get(name) else {
+            return Action::Done;
+        };
+        match rules::decide_content(&content) {
+            ContentVerdict::NoAction(_) => Action::Done,
+            ContentVerdict::Invalid(count) => {
+                let text = format!("spec.source has {count} sources; expected exactly one");
+                let event = EventSpec::warning("ContentValidationError", text);
+                self.context.events.emit(&*content, COMPONENT, event);
+                Action::Done
+            }
+            ContentVerdict::AddFinalizer => {
+                let write = self.context.writer.add_finalizer(&*content, names::SNAPSHOT_CONTENT_PROTECTION);
+                match self.record(&format!("adds the finalizer of VolumeSnapshotContent {name}"), write).await
+                {
+                    Ok(_) => Action::Done,
+                    Err(error) => {
+                        let writer = &self.context.writer;
+                        action_for_write_error::<VolumeSnapshotContent>(writer, name, &error).await
+                    }
+                }
+            }
+        }
+    }
+
+    /// Removes the finalizer of a source claim. See [`rules::removable_claim_finalizer`].
+    async fn reconcile_claim(&self, key: &ClaimKey) -> Action {
+        let Lookup::Found(claim) = self.context.cache.claims.get(key) else { return Action::Done };
+        let Some(index) = rules::removable_claim_finalizer(&self.context.cache, &claim) else {
+            return Action::Done;
+        };
+        let mut finalizers = [(index, names::SNAPSHOT_CLAIM_PROTECTION)];
+        let uid = &claim.meta.uid;
+        let write = self.context.writer.remove_finalizers::<Claim>(key, uid, &mut finalizers);
+        match self
+            .record(&format!("removes the finalizer of claim {key}, the source of a snapshot"), write)
+            .await
+        {
+            Ok(_) => Action::Done,
+            Err(error) => action_for_write_error::<Claim>(&self.context.writer, key, &error).await,
+        }
+    }
+}

@@ -1,0 +1,442 @@
+//! Rules of VolumeSnapshots. Source: external-snapshotter's snapshot-controller 8.7, `syncSnapshot` and
+//! `syncContent`.
+//!
+//! A VolumeSnapshot with a claim as its source gets a VolumeSnapshotContent, from which the role `snapshotter`
+//! creates the snapshot. A VolumeSnapshot with a content as its source is bound to it. The deletion of a
+//! VolumeSnapshot marks its content; with the deletion policy Delete, it deletes the content, too, and the
+//! VolumeSnapshot stays until the content is gone.
+
+use std::sync::Arc;
+
+use cofferdam_cluster::{Cache, Lookup};
+use cofferdam_domain::{
+    Claim, ClaimKey, ClaimPhase, Volume, VolumePhase, VolumeSnapshot, VolumeSnapshotClass,
+    VolumeSnapshotClassName, VolumeSnapshotContent, VolumeSnapshotContentName, names,
+    volume_snapshot::{DeletionPolicy, SnapshotContentSource, VolumeSnapshotSource, VolumeSnapshotStatus},
+};
+
+use super::status::copied_status;
+
+/// The next effect for a VolumeSnapshot.
+#[derive(Clone, Debug, PartialEq)]
+pub enum SnapshotVerdict {
+    /// No effect; the text is the reason.
+    NoAction(&'static str),
+    /// Set `spec.volumeSnapshotClassName` to the default class of the driver.
+    SetClass(VolumeSnapshotClassName),
+    /// Add these finalizers to the VolumeSnapshot.
+    AddFinalizers(Vec<&'static str>),
+    /// Add the finalizer to the claim, whose volume is the source.
+    AddClaimFinalizer(Arc<Claim>),
+    /// Create the content of the VolumeSnapshot.
+    CreateContent {
+        /// The class.
+        class: Arc<VolumeSnapshotClass>,
+        /// The PersistentVolume of the source claim.
+        volume: Arc<Volume>,
+    },
+    /// Write the uid of the VolumeSnapshot, and its class, to the existing content that is its source.
+    BindContent(Arc<VolumeSnapshotContent>),
+    /// Write this status. The events are emitted after the write.
+    UpdateStatus {
+        /// The status.
+        status: VolumeSnapshotStatus,
+        /// The status names a creation time for the first time.
+        is_created: bool,
+        /// The snapshot is ready for the first time.
+        is_ready: bool,
+    },
+    /// Write the annotation to the content that the VolumeSnapshot is being deleted.
+    MarkContent(Arc<VolumeSnapshotContent>),
+    /// Delete the content.
+    DeleteContent(Arc<VolumeSnapshotContent>),
+    /// Remove these finalizers, each by index and name.
+    RemoveFinalizers(Vec<(usize, &'static str)>),
+    /// Emit the event: a claim without a volume names the VolumeSnapshot as its source. Retry with back-off.
+    DeletePending(ClaimKey),
+    /// Write the error to the status, emit the event unless the status has the same error, and retry with
+    /// back-off.
+    Fail(SnapshotFailure),
+}
+
+/// A failure that is written to the status of a VolumeSnapshot.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SnapshotFailure {
+    /// Reason of the event.
+    pub reason: &'static str,
+    /// Message of the event and of the status.
+    pub message: String,
+    /// The snapshot is not ready any more.
+    pub resets_ready: bool,
+}
+
+impl SnapshotFailure {
+    pub(super) fn new(reason: &'static str, message: impl Into<String>) -> Self {
+        Self { reason, message: message.into(), resets_ready: false }
+    }
+
+    fn resetting_ready(reason: &'static str, message: impl Into<String>) -> Self {
+        Self { resets_ready: true, ..Self::new(reason, message) }
+    }
+}
+
+/// Name of the VolumeSnapshotContent that is created for a VolumeSnapshot.
+pub fn content_name(snapshot: &VolumeSnapshot) -> VolumeSnapshotContentName {
+    VolumeSnapshotContentName::from(format!("snapcontent-{}", snapshot.meta.uid))
+}
+
+/// Decides the next effect for a VolumeSnapshot.
+pub fn decide_snapshot(cache: &Cache, snapshot: &VolumeSnapshot) -> SnapshotVerdict {
+    if snapshot.meta.deleting {
+        return decide_deletion(cache, snapshot);
+    }
+    decide_live(cache, snapshot).unwrap_or_else(SnapshotVerdict::Fail)
+}
+
+fn decide_live(cache: &Cache, snapshot: &VolumeSnapshot) -> Result<SnapshotVerdict, SnapshotFailure> {
+    // 1. The class.
+    let class = match (&snapshot.class, &snapshot.source) {
+        (Some(name), _) => Some(find_class(cache, name)?),
+        (None, VolumeSnapshotSource::Claim(name)) if !snapshot.is_ready() => {
+            let volume = source_volume(cache, &claim_key(snapshot, name))
+                .map_err(|error| SnapshotFailure::new("SetDefaultSnapshotClassFailed", error))?;
+            return default_class(cache, &volume).map(SnapshotVerdict::SetClass);
+        }
+        (None, _) => None,
+    };
+
+    // 2. The source.
+    if let VolumeSnapshotSource::Invalid(count) = snapshot.source {
+        let message = format!("spec.source has {count} sources; expected exactly one");
+        return Err(SnapshotFailure::new("SnapshotValidationError", message));
+    }
+
+    // 3. The finalizers.
+    let content = find_content(cache, snapshot);
+    let missing = missing_finalizers(snapshot, content.as_deref());
+    if !missing.is_empty() {
+        return Ok(SnapshotVerdict::AddFinalizers(missing));
+    }
+
+    // 4. A ready VolumeSnapshot stays as it is while its content refers to it.
+    if snapshot.is_ready()
+        && let Some(name) = snapshot.bound_content()
+    {
+        return match cache.snapshot_contents.get(name) {
+            Lookup::Found(content) if content.is_bound_to(snapshot) => {
+                Ok(SnapshotVerdict::NoAction("the snapshot is ready"))
+            }
+            Lookup::Found(_) => Err(SnapshotFailure::resetting_ready(
+                "SnapshotMisbound",
+                format!("VolumeSnapshotContent {name} is not bound to the VolumeSnapshot"),
+            )),
+            Lookup::Undecodable(_) => Ok(SnapshotVerdict::NoAction("the content cannot be decoded")),
+            Lookup::Missing => Err(SnapshotFailure::resetting_ready(
+                "SnapshotContentMissing",
+                format!("VolumeSnapshotContent {name} is missing"),
+            )),
+        };
+    }
+
+    // 5. The content: an existing one, or a new one.
+    match &snapshot.source {
+        VolumeSnapshotSource::Content(name) => decide_existing(cache, snapshot, name),
+        VolumeSnapshotSource::Claim(claim) => match cache.snapshot_contents.get(&content_name(snapshot)) {
+            Lookup::Found(content) => decide_dynamic(snapshot, &content),
+            Lookup::Undecodable(_) => Ok(SnapshotVerdict::NoAction("the content cannot be decoded")),
+            Lookup::Missing => decide_new(cache, &claim_key(snapshot, claim), class),
+        },
+        VolumeSnapshotSource::Invalid(_) => Ok(SnapshotVerdict::NoAction("the source is invalid")),
+    }
+}
+
+fn claim_key(snapshot: &VolumeSnapshot, claim: &str) -> ClaimKey {
+    ClaimKey::new(&*snapshot.key.namespace, claim)
+}
+
+fn find_class(
+    cache: &Cache,
+    name: &VolumeSnapshotClassName,
+) -> Result<Arc<VolumeSnapshotClass>, SnapshotFailure> {
+    let problem = match cache.snapshot_classes.get(name) {
+        Lookup::Found(class) => return Ok(class),
+        Lookup::Undecodable(_) => "cannot be decoded",
+        Lookup::Missing => "does not exist",
+    };
+    Err(SnapshotFailure::new("GetSnapshotClassFailed", format!("VolumeSnapshotClass {name} {problem}")))
+}
+
+/// The default class of the driver of a volume.
+fn default_class(cache: &Cache, volume: &Volume) -> Result<VolumeSnapshotClassName, SnapshotFailure> {
+    let driver = volume.csi.as_ref().map(|csi| &csi.driver);
+    let classes = cache.snapshot_classes.list();
+    let is_default = |class: &&Arc<VolumeSnapshotClass>| class.is_default() && Some(&class.driver) == driver;
+    let mut defaults: Vec<_> = classes.iter().filter(is_default).map(|class| class.name.clone()).collect();
+    defaults.sort();
+    let driver = driver.map(ToString::to_string).unwrap_or_default();
+    match defaults.as_slice() {
+        [class] => Ok(class.clone()),
+        [] => Err(SnapshotFailure::new(
+            "SetDefaultSnapshotClassFailed",
+            format!(
+                "driver {driver} has no default VolumeSnapshotClass; expected one, or spec.volumeSnapshotClassName"
+            ),
+        )),
+        several => {
+            let names = several.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ");
+            Err(SnapshotFailure::new(
+                "SetDefaultSnapshotClassFailed",
+                format!("driver {driver} has several default VolumeSnapshotClasses: {names}; expected one"),
+            ))
+        }
+    }
+}
+
+/// The PersistentVolume of a source claim, which is bound to it and has a CSI driver; else the reason.
+fn source_volume(cache: &Cache, key: &ClaimKey) -> Result<Arc<Volume>, String> {
+    let claim = find_claim(cache, key)?;
+    let name = match (claim.phase, &claim.volume) {
+        (ClaimPhase::Bound, Some(name)) => name.clone(),
+        (ClaimPhase::Bound | ClaimPhase::Pending, _) => {
+            return Err(format!("claim {key} is Pending; expected Bound"));
+        }
+        (ClaimPhase::Lost, _) => return Err(format!("claim {key} is Lost; expected Bound")),
+    };
+    let volume = match cache.volumes.get(&name) {
+        Lookup::Found(volume) => volume,
+        Lookup::Undecodable(_) => return Err(format!("PersistentVolume {name} cannot be decoded")),
+        Lookup::Missing => return Err(format!("PersistentVolume {name} of claim {key} does not exist")),
+    };
+    let has_uid = volume.claim_ref.as_ref().is_some_and(|claim_ref| claim_ref.uid.is_some());
+    if !has_uid || !volume.is_bound_to(key, &claim.meta.uid) || volume.phase != VolumePhase::Bound {
+        return Err(format!("PersistentVolume {name} is not bound to claim {key}"));
+    }
+    if volume.csi.is_none() {
+        return Err(format!("PersistentVolume {name} of claim {key} has no CSI driver; expected one"));
+    }
+    Ok(volume)
+}
+
+fn find_claim(cache: &Cache, key: &ClaimKey) -> Result<Arc<Claim>, String> {
+    match cache.claims.get(key) {
+        Lookup::Found(claim) => Ok(claim),
+        Lookup::Undecodable(_) => Err(format!("claim {key} cannot be decoded")),
+        Lookup::Missing => Err(format!("claim {key} does not exist")),
+    }
+}
+
+/// The content of a VolumeSnapshot: the one that the status names, or the source, or the one that is created
+/// for it. `None` if it does not refer to the VolumeSnapshot.
+fn find_content(cache: &Cache, snapshot: &VolumeSnapshot) -> Option<Arc<VolumeSnapshotContent>> {
+    let name = match (&snapshot.source, snapshot.bound_content()) {
+        (_, Some(name)) | (VolumeSnapshotSource::Content(name), None) => name.clone(),
+        (VolumeSnapshotSource::Claim(_) | VolumeSnapshotSource::Invalid(_), None) => content_name(snapshot),
+    };
+    let content = cache.snapshot_contents.get(&name).into_object()?;
+    content.is_bound_to(snapshot).then_some(content)
+}
+
+/// The finalizers that a VolumeSnapshot lacks. That of the content is added only for a content that is deleted
+/// with the VolumeSnapshot.
+fn missing_finalizers(
+    snapshot: &VolumeSnapshot,
+    content: Option<&VolumeSnapshotContent>,
+) -> Vec<&'static str> {
+    let is_deleted_too = content.is_some_and(|content| content.deletion_policy == DeletionPolicy::Delete);
+    let wanted =
+        [(names::SNAPSHOT_SOURCE_PROTECTION, true), (names::SNAPSHOT_BOUND_PROTECTION, is_deleted_too)];
+    let is_missing = |(name, is_wanted): &(&'static str, bool)| {
+        *is_wanted && snapshot.meta.finalizer_index(name).is_none()
+    };
+    wanted.into_iter().filter(is_missing).map(|(name, _)| name).collect()
+}
+
+/// Decides on a VolumeSnapshot whose source is an existing content.
+fn decide_existing(
+    cache: &Cache,
+    snapshot: &VolumeSnapshot,
+    name: &VolumeSnapshotContentName,
+) -> Result<SnapshotVerdict, SnapshotFailure> {
+    let content = match cache.snapshot_contents.get(name) {
+        Lookup::Found(content) => content,
+        Lookup::Undecodable(_) => return Ok(SnapshotVerdict::NoAction("the content cannot be decoded")),
+        Lookup::Missing => {
+            let message = format!("VolumeSnapshotContent {name} does not exist");
+            return Err(SnapshotFailure::new("SnapshotContentMissing", message));
+        }
+    };
+    if !matches!(content.source, SnapshotContentSource::Snapshot(_)) {
+        let message = format!(
+            "VolumeSnapshotContent {name} has no spec.source.snapshotHandle; expected an existing snapshot"
+        );
+        return Err(SnapshotFailure::new("SnapshotContentMismatch", message));
+    }
+    let is_other = content.snapshot.uid.as_ref().is_some_and(|uid| *uid != snapshot.meta.uid);
+    if content.snapshot.key != snapshot.key || is_other {
+        let message = format!(
+            "spec.volumeSnapshotRef of VolumeSnapshotContent {name} is {}{}; expected this VolumeSnapshot",
+            content.snapshot.key,
+            if is_other { " with another uid" } else { "" }
+        );
+        return Err(SnapshotFailure::new("SnapshotContentMisbound", message));
+    }
+    if content.snapshot.uid.is_none() {
+        return Ok(SnapshotVerdict::BindContent(content));
+    }
+    Ok(copy_status(snapshot, &content))
+}
+
+/// Decides on a VolumeSnapshot whose content was created for it.
+fn decide_dynamic(
+    snapshot: &VolumeSnapshot,
+    content: &VolumeSnapshotContent,
+) -> Result<SnapshotVerdict, SnapshotFailure> {
+    let name = &content.name;
+    if !matches!(content.source, SnapshotContentSource::Volume(_)) {
+        let message = format!(
+            "VolumeSnapshotContent {name} has no spec.source.volumeHandle; expected the volume of the claim"
+        );
+        return Err(SnapshotFailure::new("SnapshotContentMismatch", message));
+    }
+    if !content.is_bound_to(snapshot) {
+        let message = format!(
+            "spec.volumeSnapshotRef of VolumeSnapshotContent {name} is {}; expected this VolumeSnapshot",
+            content.snapshot.key
+        );
+        return Err(SnapshotFailure::new("SnapshotContentMisbound", message));
+    }
+    Ok(copy_status(snapshot, content))
+}
+
+fn copy_status(snapshot: &VolumeSnapshot, content: &VolumeSnapshotContent) -> SnapshotVerdict {
+    let status = copied_status(content);
+    if snapshot.status.as_ref() == Some(&status) {
+        return SnapshotVerdict::NoAction("the status is that of the content");
+    }
+    let had_time = snapshot.status.as_ref().is_some_and(|status| status.creation_time.is_some());
+    SnapshotVerdict::UpdateStatus {
+        is_created: status.creation_time.is_some() && !had_time,
+        is_ready: status.ready == Some(true) && !snapshot.is_ready(),
+        status,
+    }
+}
+
+/// Decides on a VolumeSnapshot without a content.
+fn decide_new(
+    cache: &Cache,
+    key: &ClaimKey,
+    class: Option<Arc<VolumeSnapshotClass>>,
+) -> Result<SnapshotVerdict, SnapshotFailure> {
+    let failed = |message: String| SnapshotFailure::new("SnapshotContentCreationFailed", message);
+    let Some(class) = class else {
+        return Ok(SnapshotVerdict::NoAction("the class is not set"));
+    };
+    let claim = find_claim(cache, key).map_err(failed)?;
+    if claim.meta.deleting {
+        return Err(failed(format!("claim {key} is being deleted")));
+    }
+    let volume = source_volume(cache, key).map_err(failed)?;
+    let driver = volume.csi.as_ref().map(|csi| &csi.driver);
+    if driver != Some(&class.driver) {
+        let found = driver.map(ToString::to_string).unwrap_or_default();
+        return Err(failed(format!(
+            "VolumeSnapshotClass {} has the driver {}; expected {found}, the driver of PersistentVolume {}",
+            class.name, class.driver, volume.name
+        )));
+    }
+    if claim.meta.finalizer_index(names::SNAPSHOT_CLAIM_PROTECTION).is_none() {
+        return Ok(SnapshotVerdict::AddClaimFinalizer(claim));
+    }
+    Ok(SnapshotVerdict::CreateContent { class, volume })
+}
+
+/// Decides on a VolumeSnapshot that is being deleted.
+fn decide_deletion(cache: &Cache, snapshot: &VolumeSnapshot) -> SnapshotVerdict {
+    let finalizers: Vec<_> = [names::SNAPSHOT_SOURCE_PROTECTION, names::SNAPSHOT_BOUND_PROTECTION]
+        .into_iter()
+        .filter_map(|name| Some((snapshot.meta.finalizer_index(name)?, name)))
+        .collect();
+    if finalizers.is_empty() {
+        return SnapshotVerdict::NoAction("the finalizers of this role are removed");
+    }
+    if let Some(claim) = claim_to_restore(cache, snapshot) {
+        return SnapshotVerdict::DeletePending(claim);
+    }
+    // The request for a volume whose claim is deleted may still be in progress.
+    if snapshot.meta.finalizer_index(names::RESTORE_PROTECTION).is_some() {
+        return SnapshotVerdict::NoAction("a provisioner creates a volume from the snapshot");
+    }
+    if let Some(content) = find_content(cache, snapshot) {
+        if !content.meta.has_annotation(names::SNAPSHOT_BEING_DELETED) {
+            return SnapshotVerdict::MarkContent(content);
+        }
+        if content.deletion_policy == DeletionPolicy::Delete {
+            if !content.meta.deleting {
+                return SnapshotVerdict::DeleteContent(content);
+            }
+            let source = names::SNAPSHOT_SOURCE_PROTECTION;
+            return match snapshot.meta.finalizer_index(source) {
+                Some(index) if finalizers.len() > 1 => {
+                    SnapshotVerdict::RemoveFinalizers(vec![(index, source)])
+                }
+                Some(_) | None => SnapshotVerdict::NoAction("waiting for the deletion of the content"),
+            };
+        }
+    }
+    SnapshotVerdict::RemoveFinalizers(finalizers)
+}
+
+/// A claim without a volume that names the VolumeSnapshot as its source.
+fn claim_to_restore(cache: &Cache, snapshot: &VolumeSnapshot) -> Option<ClaimKey> {
+    let claims = cache.claims.list();
+    let waiting = claims.iter().find(|claim| {
+        claim.phase == ClaimPhase::Pending
+            && !claim.meta.deleting
+            && claim.key.namespace == snapshot.key.namespace
+            && claim.source_snapshot().as_ref() == Some(&snapshot.key)
+    });
+    waiting.map(|claim| claim.key.clone())
+}
+
+/// Returns the index of the finalizer of a claim if it can be removed: no snapshot of the claim's volume is
+/// being created.
+pub fn removable_claim_finalizer(cache: &Cache, claim: &Claim) -> Option<usize> {
+    let index = claim.meta.finalizer_index(names::SNAPSHOT_CLAIM_PROTECTION)?;
+    if !cache.snapshots.is_served() {
+        return None;
+    }
+    let snapshots = cache.snapshots_of_claim(&claim.key);
+    let is_used = snapshots.iter().any(|snapshot| {
+        !snapshot.is_ready() && (!snapshot.meta.deleting || find_content(cache, snapshot).is_some())
+    });
+    (!is_used).then_some(index)
+}
+
+/// The next effect for a VolumeSnapshotContent.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum ContentVerdict {
+    /// No effect; the text is the reason.
+    NoAction(&'static str),
+    /// Emit the event of an invalid source.
+    Invalid(u8),
+    /// Add the finalizer.
+    AddFinalizer,
+}
+
+/// Decides the next effect for a VolumeSnapshotContent itself. All others are those of its VolumeSnapshot.
+pub fn decide_content(content: &VolumeSnapshotContent) -> ContentVerdict {
+    if let SnapshotContentSource::Invalid(count) = content.source {
+        return ContentVerdict::Invalid(count);
+    }
+    // A content that was copied from another cluster refers to no VolumeSnapshot of this one.
+    if content.snapshot.uid.is_none() {
+        return ContentVerdict::NoAction("the content is not bound");
+    }
+    if !content.meta.deleting && content.meta.finalizer_index(names::SNAPSHOT_CONTENT_PROTECTION).is_none() {
+        return ContentVerdict::AddFinalizer;
+    }
+    ContentVerdict::NoAction("the content has its finalizer")
+}
+
+#[cfg(test)]
+mod tests;

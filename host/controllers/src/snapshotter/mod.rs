@@ -1,0 +1,9 @@
+//! `snapshotter`: creates and deletes the snapshots of VolumeSnapshotContents at the driver. Replaces
+//! csi-snapshotter. The role `snapshot-controller` creates the contents of VolumeSnapshots.
+
+mod declaration;
+pub mod reconcile;
+pub mod rules;
+pub(crate) mod settings;
+
+pub use declaration::ROLE;

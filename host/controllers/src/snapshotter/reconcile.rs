@@ -1,0 +1,449 @@
+//! Reconciles VolumeSnapshotContents as [`rules`] decides, one effect at a time.
+
+use std::{collections::HashMap, sync::Arc, time::Duration};
+
+use cofferdam_cluster::{
+    ApiError, Cache, Change, Clock, Lookup, SecretReader, Writer,
+    deletion_freeze::{self, RestoreMarker},
+    metrics::Metrics,
+    observer::StepResult,
+    queue::{Action, Queue},
+    writer::PatchTarget,
+};
+use cofferdam_domain::{
+    ClusterId, DriverName, SnapshotHandle, VolumeSnapshotClass, VolumeSnapshotContent,
+    VolumeSnapshotContentName, names,
+    storage::{ContentSource, CreateSnapshot, ErrorKind, Secrets, Snapshot},
+    term::Term,
+};
+use serde_json::{Value, json};
+use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
+
+use super::{
+    rules::{self, CreatedVerdict, SnapshotterVerdict},
+    settings::SnapshotSettings,
+};
+use crate::{
+    controller::Controller,
+    drivers::ManagedDriver,
+    events::{EventRecorder, EventSpec},
+    reconcile::{EVENT_REPEAT_INTERVAL, MAX_EFFECTS, action_for_write_error, subscribe},
+    restore_check::RestoreCheck,
+    settings::CallSettings,
+    snapshot_controller::{error_now, error_value},
+    step_recorder::StepRecorders,
+};
+
+/// Dependencies of the snapshotter.
+pub(crate) struct SnapshotterContext {
+    pub(super) cache: Arc<Cache>,
+    pub(super) writer: Writer,
+    pub(super) secrets: SecretReader,
+    pub(super) events: EventRecorder,
+    pub(super) recorders: StepRecorders,
+    pub(super) clock: Clock,
+    pub(super) cluster: ClusterId,
+    /// Namespace of the restore marker.
+    pub(super) namespace: String,
+    /// Drivers of this process with snapshots.
+    pub(super) drivers: HashMap<DriverName, ManagedDriver>,
+    pub(super) settings: SnapshotSettings,
+    pub(super) calls: CallSettings,
+    /// The term in which driver calls may begin.
+    pub(super) term: Term,
+    pub(super) restore_check: RestoreCheck,
+    pub(super) queue_metrics: Metrics,
+}
+
+/// The snapshotter.
+pub(crate) struct Snapshotter {
+    context: SnapshotterContext,
+    /// A queue for each driver: a slow driver does not delay others.
+    contents: HashMap<DriverName, Queue<VolumeSnapshotContentName>>,
+}
+
+impl Controller for Snapshotter {
+    type Context = SnapshotterContext;
+
+    fn new(context: SnapshotterContext) -> Arc<Self> {
+        let (backoff, queue_metrics) = (context.calls.backoff(), &context.queue_metrics);
+        let queue = || Queue::new("csi-snapshotter-content", backoff, queue_metrics);
+        let contents = context.drivers.keys().map(|driver| (driver.clone(), queue())).collect();
+        Arc::new(Self { context, contents })
+    }
+
+    fn subscribe(self: &Arc<Self>) {
+        let cache = &self.context.cache;
+        subscribe(self, &cache.snapshot_contents, Self::content_changed);
+        subscribe(self, &cache.snapshot_classes, Self::class_changed);
+        subscribe(self, &cache.restore_markers, Self::restore_marker_changed);
+    }
+
+    async fn run(self: Arc<Self>, stop: CancellationToken) {
+        let workers = self.context.settings.workers;
+        let queues = self.contents.iter().map(|(driver, queue)| {
+            let (controller, driver) = (Arc::clone(&self), driver.clone());
+            queue.run(workers, stop.clone(), move |name| {
+                let (controller, driver) = (Arc::clone(&controller), driver.clone());
+                async move { controller.reconcile(&driver, &name).await }
+            })
+        });
+        futures::future::join_all(queues).await;
+    }
+}
+
+impl Snapshotter {
+    fn content_changed(&self, change: &Change<VolumeSnapshotContent>) {
+        let Some(content) = change.new.as_ref().or(change.old.as_ref()) else { return };
+        if let Some(queue) = self.contents.get(&content.driver) {
+            queue.add(change.key.clone());
+        }
+    }
+
+    /// Enqueues the contents that may wait for a class.
+    fn class_changed(&self, _: &Change<VolumeSnapshotClass>) {
+        self.enqueue(|content| !content.is_ready());
+    }
+
+    fn restore_marker_changed(&self, _: &Change<RestoreMarker>) {
+        self.enqueue(|content| content.meta.deleting);
+    }
+
+    fn enqueue(&self, is_affected: impl Fn(&VolumeSnapshotContent) -> bool) {
+        for content in self.context.cache.snapshot_contents.list() {
+            if is_affected(&content)
+                && let Some(queue) = self.contents.get(&content.driver)
+            {
+                queue.add(content.name.clone());
+            }
+        }
+    }
+
+    /// Reconciles one content. See [`rules::decide_content`].
+    async fn reconcile(&self, driver_name: &DriverName, name: &VolumeSnapshotContentName) -> Action {
+        let Some(driver) = self.context.drivers.get(driver_name) else { return Action::Done };
+        let mut called = false;
+        for _ in 0..MAX_EFFECTS {
+            let cache = &self.context.cache;
+            let Lookup::Found(content) = cache.snapshot_contents.get(name) else { return Action::Done };
+            let is_frozen = deletion_freeze::is_frozen(cache);
+            let (settings, cluster) = (&self.context.settings, &self.context.cluster);
+            let done = match rules::decide_content(cache, &content, settings, cluster, is_frozen) {
+                SnapshotterVerdict::NoAction(_) => return Action::Done,
+                SnapshotterVerdict::DeletionFrozen => return self.report_frozen(&content),
+                SnapshotterVerdict::Fail(message) => return self.fail(&content, message, None).await,
+                SnapshotterVerdict::FailDeletion(message) => return self.fail_deletion(&content, message),
+                SnapshotterVerdict::MarkCreating => {
+                    let value = json!(names::YES);
+                    let text = format!("records that the snapshot of {name} may be created");
+                    self.annotate(&content, &text, value).await
+                }
+                SnapshotterVerdict::UnmarkCreating => {
+                    let text = format!("records that the snapshot of {name} is created");
+                    self.annotate(&content, &text, Value::Null).await
+                }
+                // The snapshot is not ready: the driver is called again after the back-off.
+                SnapshotterVerdict::Create(_) | SnapshotterVerdict::ReadStatus(_) if called => {
+                    return Action::Backoff;
+                }
+                SnapshotterVerdict::Create(request) => {
+                    called = true;
+                    match self.create(driver, &content, &request).await {
+                        Ok(()) => Ok(()),
+                        Err(action) => return action,
+                    }
+                }
+                SnapshotterVerdict::ReadStatus(handle) => {
+                    called = true;
+                    match self.read_status(driver, &content, handle).await {
+                        Ok(()) => Ok(()),
+                        Err(action) => return action,
+                    }
+                }
+                SnapshotterVerdict::Delete(handle) => match self.delete(driver, &content, handle).await {
+                    Ok(()) => Ok(()),
+                    Err(action) => return action,
+                },
+                SnapshotterVerdict::RemoveFinalizer(index) => {
+                    let mut finalizers = [(index, names::SNAPSHOT_CONTENT_PROTECTION)];
+                    let (writer, uid) = (&self.context.writer, &content.meta.uid);
+                    let write = writer.remove_finalizers::<VolumeSnapshotContent>(name, uid, &mut finalizers);
+                    let text = format!("removes the finalizer of VolumeSnapshotContent {name}");
+                    self.record(&text, write).await.map(drop)
+                }
+            };
+            if let Err(error) = done {
+                let writer = &self.context.writer;
+                return action_for_write_error::<VolumeSnapshotContent>(writer, name, &error).await;
+            }
+        }
+        Action::Requeue
+    }
+
+    async fn record<T>(
+        &self,
+        text: &str,
+        write: impl Future<Output = Result<T, ApiError>>,
+    ) -> Result<T, ApiError> {
+        self.context.recorders.of_role().record_effect(text, write).await
+    }
+
+    fn component(content: &VolumeSnapshotContent) -> String {
+        format!("csi-snapshotter {}", content.driver)
+    }
+
+    /// Sets the annotation of a running creation to `value`, or removes it.
+    async fn annotate(
+        &self,
+        content: &VolumeSnapshotContent,
+        text: &str,
+        value: Value,
+    ) -> Result<(), ApiError> {
+        let patch = json!({"metadata": {"annotations": {names::SNAPSHOT_BEING_CREATED: value}}});
+        let (version, target) = (content.meta.resource_version, PatchTarget::Object);
+        let writer = &self.context.writer;
+        let write = writer.merge_patch::<VolumeSnapshotContent>(&content.name, target, version, patch);
+        self.record(text, write).await.map(drop)
+    }
+
+    async fn patch_status(
+        &self,
+        content: &VolumeSnapshotContent,
+        text: &str,
+        status: Value,
+    ) -> Result<(), ApiError> {
+        let (version, target) = (content.meta.resource_version, PatchTarget::Status);
+        let patch = json!({"status": status});
+        let writer = &self.context.writer;
+        let write = writer.merge_patch::<VolumeSnapshotContent>(&content.name, target, version, patch);
+        self.record(text, write).await.map(drop)
+    }
+
+    async fn write_error_action(&self, content: &VolumeSnapshotContent, error: &ApiError) -> Action {
+        action_for_write_error::<VolumeSnapshotContent>(&self.context.writer, &content.name, error).await
+    }
+
+    /// Reads the Secret of the content's calls.
+    ///
+    /// # Errors
+    /// The message of the failure.
+    async fn read_secret(&self, content: &VolumeSnapshotContent) -> Result<Secrets, String> {
+        match rules::secret_of(content)? {
+            None => Ok(Secrets::default()),
+            Some(secret) => self.context.secrets.read(&secret).await.map_err(|error| error.to_string()),
+        }
+    }
+
+    /// Calls CreateSnapshot, writes its result to the status, and removes the annotation after a final result.
+    ///
+    /// # Errors
+    /// The action that the reconcile returns.
+    async fn create(
+        &self,
+        driver: &ManagedDriver,
+        content: &VolumeSnapshotContent,
+        request: &CreateSnapshot,
+    ) -> Result<(), Action> {
+        let secrets = match self.read_secret(content).await {
+            Ok(secrets) => secrets,
+            Err(message) => return Err(self.fail(content, message, None).await),
+        };
+        let call = self.context.calls.call(&self.context.term, secrets);
+        let started = Instant::now();
+        let response = driver.backend.create_snapshot(call, request.clone()).await;
+        let retry_after = response.as_ref().err().and_then(|error| error.retry_after_ms);
+        match rules::decide_after_create(request, response) {
+            CreatedVerdict::Save(snapshot) => {
+                let text = format!("{} creates the snapshot of {}", content.driver, content.name);
+                self.context.recorders.of_role().record(StepResult::Applied, text, Some(started.elapsed()));
+                self.save(content, &snapshot).await
+            }
+            CreatedVerdict::Fail { message, is_final } => {
+                if is_final {
+                    let text = format!("records that the snapshot of {} is not created", content.name);
+                    if let Err(error) = self.annotate(content, &text, Value::Null).await {
+                        return Err(self.write_error_action(content, &error).await);
+                    }
+                }
+                let current = self.context.cache.snapshot_contents.get(&content.name).into_object();
+                let Some(current) = current else { return Err(Action::Requeue) };
+                Err(self.fail(&current, message, retry_after).await)
+            }
+        }
+    }
+
+    /// Writes the result of CreateSnapshot, or of a read, to the status.
+    async fn save(&self, content: &VolumeSnapshotContent, snapshot: &Snapshot) -> Result<(), Action> {
+        let created = i64::try_from(snapshot.created_at_ms).unwrap_or(i64::MAX).saturating_mul(1_000_000);
+        // A reply without a size says nothing about it.
+        let size = snapshot.size.filter(|size| *size > 0).and_then(|size| i64::try_from(size).ok());
+        let mut status = json!({
+            "snapshotHandle": snapshot.handle, "creationTime": created, "readyToUse": snapshot.ready,
+            "error": null,
+        });
+        if let Some(status) = status.as_object_mut() {
+            if let Some(size) = size {
+                status.insert("restoreSize".to_owned(), json!(size));
+            }
+            if let Some(group) = &snapshot.group {
+                status.insert("volumeGroupSnapshotHandle".to_owned(), json!(group));
+            }
+        }
+        let is_known = content.status.as_ref().is_some_and(|known| {
+            known.handle.as_ref() == Some(&snapshot.handle)
+                && known.creation_time == Some(created)
+                && known.ready == Some(snapshot.ready)
+                && known.error.is_none()
+                && (size.is_none() || known.restore_size == size)
+        });
+        if is_known {
+            return Ok(());
+        }
+        let text = format!("writes the snapshot to the status of VolumeSnapshotContent {}", content.name);
+        match self.patch_status(content, &text, status).await {
+            Ok(()) => Ok(()),
+            Err(error) => Err(self.write_error_action(content, &error).await),
+        }
+    }
+
+    /// Reads an existing snapshot from the driver. A driver that cannot return single snapshots is trusted:
+    /// the snapshot is ready.
+    async fn read_status(
+        &self,
+        driver: &ManagedDriver,
+        content: &VolumeSnapshotContent,
+        handle: SnapshotHandle,
+    ) -> Result<(), Action> {
+        let secrets = match self.read_secret(content).await {
+            Ok(secrets) => secrets,
+            Err(message) => return Err(self.fail(content, message, None).await),
+        };
+        let call = self.context.calls.call(&self.context.term, secrets);
+        match driver.backend.get_snapshot(call, handle.clone()).await {
+            Ok(snapshot) => self.save(content, &snapshot).await,
+            Err(error) if error.kind == ErrorKind::Unimplemented => {
+                let now = (self.context.clock)().as_nanosecond();
+                let status = json!({
+                    "snapshotHandle": handle, "creationTime": i64::try_from(now).unwrap_or(i64::MAX),
+                    "readyToUse": true, "error": null,
+                });
+                let text =
+                    format!("writes the handle to the status of VolumeSnapshotContent {}", content.name);
+                match self.patch_status(content, &text, status).await {
+                    Ok(()) => Ok(()),
+                    Err(error) => Err(self.write_error_action(content, &error).await),
+                }
+            }
+            Err(error) => {
+                let retry_after = error.retry_after_ms;
+                Err(self.fail(content, error.to_string(), retry_after).await)
+            }
+        }
+    }
+
+    /// Deletes the snapshot at the driver, and removes it from the status. Since the deletion cannot be undone,
+    /// the content is read from the API server first, and then the current resourceVersions, which show a
+    /// restore.
+    async fn delete(
+        &self,
+        driver: &ManagedDriver,
+        content: &VolumeSnapshotContent,
+        handle: SnapshotHandle,
+    ) -> Result<(), Action> {
+        if let Some(claim) = driver.journal.claim_with_source(&ContentSource::Snapshot(handle.clone())) {
+            let text = format!("claim {claim} is restored from the snapshot: it is not deleted yet");
+            return Err(self.fail_deletion(content, text));
+        }
+        let secrets = match self.read_secret(content).await {
+            Ok(secrets) => secrets,
+            Err(message) => return Err(self.fail_deletion(content, message)),
+        };
+        let live = match self.context.writer.get::<VolumeSnapshotContent>(&content.name).await {
+            Ok(live) => live,
+            Err(error) => return Err(self.write_error_action(content, &error).await),
+        };
+        if live.is_none_or(|live| live.meta.resource_version != content.meta.resource_version) {
+            return Err(Action::Requeue);
+        }
+        if let Err(error) = self.context.restore_check.detect_live().await {
+            return Err(self.write_error_action(content, &error).await);
+        }
+        if deletion_freeze::is_frozen(&self.context.cache) {
+            return Err(self.report_frozen(content));
+        }
+        let call = self.context.calls.call(&self.context.term, secrets);
+        let started = Instant::now();
+        if let Err(error) = driver.backend.delete_snapshot(call, handle).await {
+            return Err(self.fail_deletion(content, error.to_string()));
+        }
+        let recorder = self.context.recorders.of_role();
+        let text = format!("{} deletes the snapshot of {}", content.driver, content.name);
+        recorder.record(StepResult::Applied, text, Some(started.elapsed()));
+        // Without the handle, the next decision is to remove the finalizer.
+        let cleared =
+            json!({"snapshotHandle": null, "creationTime": null, "readyToUse": null, "restoreSize": null});
+        let text = format!("removes the snapshot from the status of VolumeSnapshotContent {}", content.name);
+        match self.patch_status(content, &text, cleared).await {
+            Ok(()) => Ok(()),
+            Err(error) => Err(self.write_error_action(content, &error).await),
+        }
+    }
+
+    /// Writes a failure to the status, unless the status has it, and emits its event then. Returns the
+    /// back-off, or the longer delay that the driver suggests.
+    async fn fail(
+        &self,
+        content: &VolumeSnapshotContent,
+        message: String,
+        retry_after_ms: Option<u64>,
+    ) -> Action {
+        let action = match retry_after_ms.map(Duration::from_millis) {
+            Some(delay) => {
+                let failures =
+                    self.contents.get(&content.driver).map_or(0, |queue| queue.failures(&content.name));
+                self.context.calls.retry_after_hint(delay, failures)
+            }
+            None => Action::Backoff,
+        };
+        let known = content.status.as_ref().and_then(|status| status.error.as_deref());
+        if known.is_some_and(|error| *error.message == *message) {
+            return action;
+        }
+        let reason = match content.status {
+            None => "SnapshotCreationFailed",
+            Some(_) => "SnapshotContentCheckandUpdateFailed",
+        };
+        let error = error_now(&message, (self.context.clock)());
+        let status = json!({"error": error_value(&error), "readyToUse": false});
+        let event = EventSpec::warning(reason, message.clone());
+        self.context.events.emit(content, &Self::component(content), event);
+        self.context.recorders.of_role().record(StepResult::Failed, message, None);
+        let text = format!("writes an error to the status of VolumeSnapshotContent {}", content.name);
+        match self.patch_status(content, &text, status).await {
+            Ok(()) => action,
+            Err(error) => self.write_error_action(content, &error).await,
+        }
+    }
+
+    /// Emits the event of a failed deletion, and returns the back-off.
+    fn fail_deletion(&self, content: &VolumeSnapshotContent, message: String) -> Action {
+        self.context.recorders.of_role().record(StepResult::Failed, message.clone(), None);
+        let event = EventSpec::warning("SnapshotDeleteError", message);
+        self.context.events.emit(content, &Self::component(content), event);
+        Action::Backoff
+    }
+
+    fn report_frozen(&self, content: &VolumeSnapshotContent) -> Action {
+        let text = format!(
+            "The cluster was restored from a backup: the snapshot is not deleted until ConfigMap {}/{} is \
+             deleted",
+            self.context.namespace,
+            deletion_freeze::RESTORE_MARKER_NAME
+        );
+        self.context.recorders.of_role().record(StepResult::Waiting, text.clone(), None);
+        let event = EventSpec::warning("DeletionFrozen", text);
+        self.context.events.emit(content, &Self::component(content), event);
+        Action::RequeueAfter(EVENT_REPEAT_INTERVAL)
+    }
+}

@@ -1,0 +1,428 @@
+//! Scenarios of VolumeSnapshots: the roles snapshot-controller and snapshotter, and volumes that the
+//! provisioner creates from snapshots.
+
+use cofferdam_domain::storage::ErrorKind;
+use serde_json::{Value, json};
+
+use super::provisioning::REJECTED_CLAIM;
+use crate::{
+    DriverFault, SnapshotBehavior,
+    UserAction::{self, Create, Delete, Settle, Until},
+    WaitFor::Deleted,
+    WorkKind,
+    objects::{CLAIM, DRIVER, claim, class, volume, with},
+    scenario::Scenario,
+};
+
+const SNAPSHOT: &str = "/apis/snapshot.storage.k8s.io/v1/namespaces/default/volumesnapshots/s";
+const CONTENT: &str = "/apis/snapshot.storage.k8s.io/v1/volumesnapshotcontents/existing";
+const SNAPSHOT_CLASS: &str = "/apis/snapshot.storage.k8s.io/v1/volumesnapshotclasses/fast";
+const SOURCE: &str = "/api/v1/namespaces/default/persistentvolumeclaims/source";
+
+/// A VolumeSnapshotClass of the scenarios' driver.
+fn snapshot_class(policy: &str) -> Value {
+    json!({
+        "apiVersion": "snapshot.storage.k8s.io/v1", "kind": "VolumeSnapshotClass",
+        "metadata": {"name": "fast"}, "driver": DRIVER, "deletionPolicy": policy,
+        "parameters": {"kind": "incremental"},
+    })
+}
+
+/// The VolumeSnapshot `s` of the claim `source`.
+fn snapshot() -> Value {
+    json!({
+        "apiVersion": "snapshot.storage.k8s.io/v1", "kind": "VolumeSnapshot",
+        "metadata": {"name": "s", "namespace": "default"},
+        "spec": {
+            "volumeSnapshotClassName": "fast", "source": {"persistentVolumeClaimName": "source"},
+        },
+    })
+}
+
+/// The VolumeSnapshot `s` of the content `existing`.
+fn snapshot_of_content() -> Value {
+    let source = json!({"persistentVolumeClaimName": null, "volumeSnapshotContentName": "existing"});
+    with(snapshot(), &json!({"spec": {"source": source, "volumeSnapshotClassName": null}}))
+}
+
+/// The content `existing` of an existing snapshot, for the VolumeSnapshot `s`.
+fn content(policy: &str) -> Value {
+    json!({
+        "apiVersion": "snapshot.storage.k8s.io/v1", "kind": "VolumeSnapshotContent",
+        "metadata": {"name": "existing"},
+        "spec": {
+            "deletionPolicy": policy, "driver": DRIVER, "source": {"snapshotHandle": "static-snapshot"},
+            "volumeSnapshotRef": {"namespace": "default", "name": "s"},
+        },
+    })
+}
+
+/// The claim `a` with the VolumeSnapshot `s` as its source.
+fn restored() -> Value {
+    let source = json!({"apiGroup": "snapshot.storage.k8s.io", "kind": "VolumeSnapshot", "name": "s"});
+    with(claim("a", "gold"), &json!({"spec": {"dataSource": source}}))
+}
+
+/// Creates a StorageClass, a VolumeSnapshotClass with the deletion policy, and the claim `source` with a static
+/// PersistentVolume; then performs these actions.
+fn after_source(policy: &str, actions: impl IntoIterator<Item = UserAction>) -> Vec<UserAction> {
+    let setup = [
+        Create(class("gold")),
+        Create(snapshot_class(policy)),
+        Create(volume("v", "gold", "1Gi")),
+        Settle,
+        Create(claim("source", "gold")),
+        Settle,
+    ];
+    setup.into_iter().chain(actions).collect()
+}
+
+const SOURCE_BOUND: &[&str] = &["source Bound v"];
+const SOURCE_VOLUME: &[&str] = &["v Bound source"];
+const READY: &[&str] = &["s of-s ready"];
+const READY_CONTENT: &[&str] = &["of-s s ready"];
+const CREATED: &[&str] = &["s Normal CreatingSnapshot", "s Normal SnapshotCreated", "s Normal SnapshotReady"];
+const CREATED_AFTER_FAILURE: &[&str] = &[
+    "of-s Warning SnapshotCreationFailed",
+    "s Normal CreatingSnapshot",
+    "s Normal SnapshotCreated",
+    "s Normal SnapshotReady",
+];
+const CREATE: &str = "snapshot snapshot-s of static-v";
+const CREATE_OF_GONE: &str = "snapshot snapshot-gone of static-v";
+const DELETE: &str = "delete snapshot-gone";
+
+/// The scenarios of this module.
+#[expect(clippy::too_many_lines, reason = "one table")]
+pub(super) fn scenarios() -> Vec<Scenario> {
+    let base = || Scenario { claims: SOURCE_BOUND, volumes: SOURCE_VOLUME, ..Scenario::default() };
+    let taken = || Scenario {
+        snapshots: READY,
+        snapshot_contents: READY_CONTENT,
+        array_snapshots: &["s"],
+        events: CREATED,
+        calls: &[CREATE],
+        ..base()
+    };
+    let failing =
+        |faults: Vec<DriverFault>| SnapshotBehavior { create_faults: faults, ..SnapshotBehavior::default() };
+    let polled = || SnapshotBehavior { polls_until_ready: 2, ..SnapshotBehavior::default() };
+    let unsettled: &[(WorkKind, &str)] = &[(WorkKind::Retry, "the failure is retried")];
+    vec![
+        Scenario {
+            name: "VolumeSnapshot created: the snapshot is created and ready",
+            actions: after_source("Delete", [Create(snapshot())]),
+            ..taken()
+        },
+        Scenario {
+            name: "snapshot ready at the third call: the driver is asked until then",
+            actions: after_source("Delete", [Create(snapshot())]),
+            snapshotting: polled(),
+            calls: &[CREATE, CREATE, CREATE],
+            ..taken()
+        },
+        Scenario {
+            name: "VolumeSnapshot deleted, deletion policy Delete: content and snapshot are deleted",
+            actions: after_source("Delete", [Create(snapshot()), Settle, Delete(SNAPSHOT)]),
+            events: CREATED,
+            calls: &[CREATE_OF_GONE, DELETE],
+            ..base()
+        },
+        Scenario {
+            name: "VolumeSnapshot deleted, deletion policy Retain: content and snapshot stay",
+            actions: after_source("Retain", [Create(snapshot()), Settle, Delete(SNAPSHOT)]),
+            snapshot_contents: &["of-gone s ready"],
+            array_snapshots: &["gone"],
+            events: CREATED,
+            calls: &[CREATE_OF_GONE],
+            ..base()
+        },
+        Scenario {
+            name: "VolumeSnapshot deleted before the snapshot is ready: content and snapshot are deleted",
+            actions: after_source("Delete", [Create(snapshot())]),
+            snapshotting: SnapshotBehavior {
+                create_faults: vec![DriverFault::ConcurrentAction(Delete(SNAPSHOT))],
+                ..polled()
+            },
+            events: &["s Normal CreatingSnapshot"],
+            // The deletion of the VolumeSnapshot changes the content, so that the first result is not saved.
+            calls: &[CREATE_OF_GONE, CREATE_OF_GONE, DELETE],
+            ..base()
+        },
+        Scenario {
+            name: "CreateSnapshot response lost: the call is repeated",
+            actions: after_source("Delete", [Create(snapshot())]),
+            snapshotting: failing(vec![DriverFault::LostResponse]),
+            events: CREATED_AFTER_FAILURE,
+            calls: &[CREATE, CREATE],
+            ..taken()
+        },
+        Scenario {
+            name: "VolumeSnapshot deleted while the CreateSnapshot result is unknown: the call is repeated, and \
+                   the snapshot deleted",
+            actions: after_source("Delete", [Create(snapshot())]),
+            snapshotting: failing(vec![DriverFault::ConcurrentActionThen(
+                Delete(SNAPSHOT),
+                Box::new(DriverFault::LostResponse),
+            )]),
+            events: &["of-gone Warning SnapshotCreationFailed", "s Normal CreatingSnapshot"],
+            calls: &[CREATE_OF_GONE, CREATE_OF_GONE, DELETE],
+            ..base()
+        },
+        Scenario {
+            name: "CreateSnapshot fails: it is retried, and the status has no error afterwards",
+            actions: after_source("Delete", [Create(snapshot())]),
+            snapshotting: failing(vec![DriverFault::Refuse(ErrorKind::Internal)]),
+            events: CREATED_AFTER_FAILURE,
+            calls: &[CREATE, CREATE],
+            ..taken()
+        },
+        Scenario {
+            name: "CreateSnapshot fails with ResourceExhausted: the call is repeated",
+            actions: after_source("Delete", [Create(snapshot())]),
+            snapshotting: failing(vec![DriverFault::Refuse(ErrorKind::ResourceExhausted)]),
+            events: CREATED_AFTER_FAILURE,
+            calls: &[CREATE, CREATE],
+            ..taken()
+        },
+        Scenario {
+            name: "DeleteSnapshot fails: it is retried until the snapshot is deleted",
+            actions: after_source("Delete", [Create(snapshot()), Settle, Delete(SNAPSHOT)]),
+            snapshotting: SnapshotBehavior {
+                delete_faults: vec![DriverFault::Refuse(ErrorKind::Internal), DriverFault::LostResponse],
+                ..SnapshotBehavior::default()
+            },
+            events: &[
+                "of-gone Warning SnapshotDeleteError",
+                "s Normal CreatingSnapshot",
+                "s Normal SnapshotCreated",
+                "s Normal SnapshotReady",
+            ],
+            calls: &[CREATE_OF_GONE, DELETE, DELETE, DELETE],
+            ..base()
+        },
+        Scenario {
+            name: "source claim deleted while its snapshot is created: it stays until the snapshot is ready",
+            actions: after_source("Delete", [Create(snapshot())]),
+            snapshotting: SnapshotBehavior {
+                create_faults: vec![DriverFault::ConcurrentAction(Delete(SOURCE))],
+                ..polled()
+            },
+            claims: &[],
+            volumes: &["v Released source"],
+            calls: &[CREATE, CREATE, CREATE],
+            ..taken()
+        },
+        Scenario {
+            name: "snapshot of a claim that is Pending: it is taken once the claim is Bound",
+            actions: vec![
+                Create(class("gold")),
+                Create(snapshot_class("Delete")),
+                Create(snapshot()),
+                Create(claim("source", "none")),
+                Settle,
+                Create(volume("v", "none", "1Gi")),
+            ],
+            events: &[
+                "s Normal CreatingSnapshot",
+                "s Normal SnapshotCreated",
+                "s Normal SnapshotReady",
+                "s Warning SnapshotContentCreationFailed",
+                "source Warning ProvisioningFailed",
+            ],
+            ..taken()
+        },
+        Scenario {
+            name: "VolumeSnapshotClass created after its VolumeSnapshot: the snapshot is taken",
+            actions: after_source(
+                "Delete",
+                [
+                    Delete(SNAPSHOT_CLASS),
+                    Until(Deleted(SNAPSHOT_CLASS)),
+                    Create(snapshot()),
+                    Settle,
+                    Create(snapshot_class("Delete")),
+                ],
+            ),
+            events: &[
+                "s Normal CreatingSnapshot",
+                "s Normal SnapshotCreated",
+                "s Normal SnapshotReady",
+                "s Warning GetSnapshotClassFailed",
+            ],
+            ..taken()
+        },
+        Scenario {
+            name: "VolumeSnapshot without a class: the default class of the driver is set",
+            actions: vec![
+                Create(class("gold")),
+                Create(with(
+                    snapshot_class("Delete"),
+                    &json!({"metadata": {"annotations": {
+                        "snapshot.storage.kubernetes.io/is-default-class": "true",
+                    }}}),
+                )),
+                Create(volume("v", "gold", "1Gi")),
+                Settle,
+                Create(claim("source", "gold")),
+                Settle,
+                Create(with(snapshot(), &json!({"spec": {"volumeSnapshotClassName": null}}))),
+            ],
+            ..taken()
+        },
+        Scenario {
+            name: "class of another driver than that of the volume: the snapshot is not taken",
+            actions: vec![
+                Create(class("gold")),
+                Create(with(snapshot_class("Delete"), &json!({"driver": "other.example.com"}))),
+                Create(volume("v", "gold", "1Gi")),
+                Settle,
+                Create(claim("source", "gold")),
+                Settle,
+                Create(snapshot()),
+            ],
+            snapshots: &["s"],
+            events: &["s Warning SnapshotContentCreationFailed"],
+            unsettled,
+            ..base()
+        },
+        Scenario {
+            name: "VolumeSnapshot of an existing content: they are bound",
+            actions: after_source("Delete", [Create(content("Retain")), Create(snapshot_of_content())]),
+            snapshots: &["s existing ready"],
+            snapshot_contents: &["existing s ready"],
+            events: &["s Normal SnapshotCreated", "s Normal SnapshotReady"],
+            ..base()
+        },
+        Scenario {
+            name: "VolumeSnapshot of an existing content deleted, deletion policy Delete: all are deleted",
+            actions: after_source(
+                "Delete",
+                [Create(content("Delete")), Create(snapshot_of_content()), Settle, Delete(SNAPSHOT)],
+            ),
+            events: &["s Normal SnapshotCreated", "s Normal SnapshotReady"],
+            calls: &["delete static-snapshot"],
+            ..base()
+        },
+        Scenario {
+            name: "content deleted while its VolumeSnapshot exists: the snapshot stays",
+            actions: after_source(
+                "Delete",
+                [Create(content("Delete")), Create(snapshot_of_content()), Settle, Delete(CONTENT)],
+            ),
+            snapshots: &["s existing ready"],
+            snapshot_contents: &["existing s ready"],
+            events: &["s Normal SnapshotCreated", "s Normal SnapshotReady"],
+            ..base()
+        },
+        Scenario {
+            name: "VolumeSnapshot of a content that does not exist: they are bound once it does",
+            actions: after_source(
+                "Delete",
+                [Create(snapshot_of_content()), Settle, Create(content("Retain"))],
+            ),
+            snapshots: &["s existing ready"],
+            snapshot_contents: &["existing s ready"],
+            events: &[
+                "s Normal SnapshotCreated",
+                "s Normal SnapshotReady",
+                "s Warning SnapshotContentMissing",
+            ],
+            ..base()
+        },
+        Scenario {
+            name: "claim with a VolumeSnapshot as its dataSource: the volume is created from the snapshot",
+            actions: after_source("Delete", [Create(snapshot()), Settle, Create(restored())]),
+            claims: &["a Bound of-a", "source Bound v"],
+            volumes: &["of-a Bound a", "v Bound source"],
+            array_owners: &["a"],
+            events: &[
+                "a Normal ProvisioningSucceeded",
+                "s Normal CreatingSnapshot",
+                "s Normal SnapshotCreated",
+                "s Normal SnapshotReady",
+            ],
+            calls: &[CREATE, "create a from snapshot-s"],
+            ..taken()
+        },
+        Scenario {
+            name: "claim created before its VolumeSnapshot is ready: it waits",
+            actions: after_source("Delete", [Create(restored()), Settle, Create(snapshot())]),
+            snapshotting: polled(),
+            claims: &["a Bound of-a", "source Bound v"],
+            volumes: &["of-a Bound a", "v Bound source"],
+            array_owners: &["a"],
+            events: &[
+                "a Normal ProvisioningSucceeded",
+                "a Warning ProvisioningFailed",
+                "s Normal CreatingSnapshot",
+                "s Normal SnapshotCreated",
+                "s Normal SnapshotReady",
+            ],
+            calls: &[CREATE, CREATE, CREATE, "create a from snapshot-s"],
+            ..taken()
+        },
+        Scenario {
+            name: "VolumeSnapshot deleted during CreateVolume of a restore: it stays until the volume exists",
+            actions: after_source("Delete", [Create(snapshot()), Settle, Create(restored())]),
+            create_faults: vec![DriverFault::ConcurrentActionThen(
+                Delete(SNAPSHOT),
+                Box::new(DriverFault::LostRequest),
+            )],
+            claims: &["a Bound of-a", "source Bound v"],
+            volumes: &["of-a Bound a", "v Bound source"],
+            array_owners: &["a"],
+            events: &[
+                "a Normal ProvisioningSucceeded",
+                "a Warning ProvisioningFailed",
+                "s Normal CreatingSnapshot",
+                "s Normal SnapshotCreated",
+                "s Normal SnapshotReady",
+                "s Warning SnapshotDeletePending",
+            ],
+            calls: &[CREATE_OF_GONE, "create a from snapshot-gone", "create a from snapshot-gone", DELETE],
+            ..base()
+        },
+        Scenario {
+            name: "claim smaller than its snapshot: it is not provisioned",
+            actions: after_source(
+                "Delete",
+                [
+                    Create(snapshot()),
+                    Settle,
+                    Create(with(
+                        restored(),
+                        &json!({"spec": {"resources": {"requests": {"storage": "1Mi"}}}}),
+                    )),
+                ],
+            ),
+            claims: &["a Pending", "source Bound v"],
+            events: &[
+                "a Warning ProvisioningFailed",
+                "s Normal CreatingSnapshot",
+                "s Normal SnapshotCreated",
+                "s Normal SnapshotReady",
+            ],
+            unsettled: REJECTED_CLAIM,
+            ..taken()
+        },
+        Scenario {
+            name: "claim of a restore and its VolumeSnapshot deleted while the CreateVolume result is unknown: \
+                   the volume is created and deleted, then the snapshot",
+            actions: after_source("Delete", [Create(snapshot()), Settle, Create(restored())]),
+            create_faults: vec![
+                DriverFault::ConcurrentActionThen(Delete(CLAIM), Box::new(DriverFault::LostRequest)),
+                DriverFault::ConcurrentAction(Delete(SNAPSHOT)),
+            ],
+            events: CREATED,
+            calls: &[
+                CREATE_OF_GONE,
+                "create gone from snapshot-gone",
+                "create gone from snapshot-gone",
+                "delete gone",
+                DELETE,
+            ],
+            ..base()
+        },
+    ]
+}
