@@ -8,7 +8,7 @@ use crate::descriptors::{ResourceDescriptor, Subresource};
 use crate::fields::{self, ApplyError, ApplyResult, Conflict, Endpoint, ManagedFields};
 use crate::inner::Inner;
 use crate::meta;
-use crate::request::{FieldValidation, Target};
+use crate::request::Target;
 use crate::schema;
 use crate::status::{FieldError, Status};
 use crate::store::StoredObject;
@@ -105,7 +105,7 @@ impl Inner {
                 Status::apply_conflict(fields::describe(&conflicts), &errors)
             }
         })?;
-        schema::decode(resource, &mut value, FieldValidation::Ignore).map_err(|error| {
+        schema::decode_applied(resource, &mut value).map_err(|error| {
             let why = error.message.split_once(": ").map_or("", |(_, why)| why).to_owned();
             Status::internal(format!(
                 "failed to convert new object ({}) to proper version: unable to convert unstructured object \

@@ -29,6 +29,7 @@ impl Target {
             None => Ok(Subresource::Main),
             Some("status") if self.resource.has_status => Ok(Subresource::Status),
             Some("finalize") if self.resource.id == ResourceKind::Namespace => Ok(Subresource::Finalize),
+            Some(_) if self.resource.is_custom => Err(Status::not_found(self.resource, self.name())),
             Some(_) => Err(Status::no_such_resource()),
         }
     }
@@ -259,13 +260,16 @@ fn content_type(headers: &HeaderMap) -> &str {
     value.split(';').next().unwrap_or_default().trim()
 }
 
-/// The patch type of the content type.
-pub(crate) fn patch_type(headers: &HeaderMap) -> Result<PatchType, Status> {
+/// The patch type of the content type. Custom resources have no strategic merge patches.
+pub(crate) fn patch_type(headers: &HeaderMap, resource: &ResourceDescriptor) -> Result<PatchType, Status> {
     match content_type(headers) {
         "application/json-patch+json" => Ok(PatchType::Json),
         "application/merge-patch+json" => Ok(PatchType::Merge),
-        "application/strategic-merge-patch+json" => Ok(PatchType::Strategic),
         "application/apply-patch+yaml" => Ok(PatchType::Apply),
+        _ if resource.is_custom => Err(Status::unsupported_media(
+            "application/json-patch+json, application/merge-patch+json, application/apply-patch+yaml",
+        )),
+        "application/strategic-merge-patch+json" => Ok(PatchType::Strategic),
         _ => Err(Status::unsupported_patch()),
     }
 }

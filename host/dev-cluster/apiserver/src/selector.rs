@@ -343,13 +343,14 @@ fn selectable_field(kind: ResourceKind, name: &str) -> Result<SelectableField, S
     if name == "metadata.name" {
         return Ok(SelectableField { pointer: "/metadata/name", default: "" });
     }
-    if name == "metadata.namespace" {
+    let resource = kind.resource();
+    if name == "metadata.namespace" && (resource.namespaced || !resource.is_custom) {
         return Ok(SelectableField { pointer: "/metadata/namespace", default: "" });
     }
     if let Some((_, pointer, default)) = supported.iter().find(|(supported, _, _)| *supported == name) {
         return Ok(SelectableField { pointer, default });
     }
-    Err(Status::bad_request(if supported.is_empty() {
+    Err(Status::bad_request(if supported.is_empty() && !resource.is_custom {
         format!("\"{name}\" is not a known field selector: only \"metadata.name\", \"metadata.namespace\"")
     } else {
         format!("field label not supported: {name}")

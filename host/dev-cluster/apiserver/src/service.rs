@@ -228,7 +228,7 @@ fn json_body(parts: &Parts, body: &[u8], kind: &str) -> Result<Value, Status> {
 }
 
 /// The start of a body for messages: as text if it may be JSON, else in hexadecimal digits.
-fn body_excerpt(body: &[u8]) -> String {
+pub(crate) fn body_excerpt(body: &[u8]) -> String {
     const MOST: usize = 30;
     let start = body.get(..MOST).unwrap_or(body);
     let shown = match body.first() {
@@ -305,7 +305,7 @@ impl Inner {
                 one(if created { StatusCode::CREATED } else { StatusCode::OK }, &object)
             }
             Verb::Patch => {
-                let patch_type = request::patch_type(&parts.headers)?;
+                let patch_type = request::patch_type(&parts.headers, target.resource)?;
                 let options =
                     WriteOptions::parse("PatchOptions", &query, agent, Some(patch_type), &warnings)?;
                 if patch_type == PatchType::Apply {

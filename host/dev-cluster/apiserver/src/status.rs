@@ -237,6 +237,19 @@ impl Status {
             .with_causes(causes(errors))
     }
 
+    /// A body whose `apiVersion` or `kind` is not that of the custom resource. Messages have the body's kind.
+    pub(crate) fn invalid_type(
+        resource: &ResourceDescriptor,
+        kind: &str,
+        name: &str,
+        errors: &[FieldError],
+    ) -> Self {
+        let message = format!("{kind}.{} \"{name}\" is invalid: {}", resource.group, join_errors(errors));
+        Self::new(StatusCode::UNPROCESSABLE_ENTITY, "Invalid", message)
+            .with_object(resource, kind, name)
+            .with_causes(causes(errors))
+    }
+
     /// Invalid options of a request, such as `ListOptions`.
     pub(crate) fn invalid_options(kind: &str, errors: &[FieldError]) -> Self {
         let mut status = Self::new(

@@ -56,8 +56,11 @@ impl StoredObject {
         value
     }
 
-    /// The object as a list item: without `apiVersion` and `kind`.
+    /// The object as a list item: without `apiVersion` and `kind`, which only custom resources have.
     pub(crate) fn to_list_item(&self) -> Value {
+        if self.kind.resource().is_custom {
+            return self.to_response();
+        }
         let mut value = self.value.clone();
         meta::set(&mut value, "metadata", self.metadata());
         value
@@ -92,9 +95,12 @@ impl StoredObject {
         })
     }
 
-    /// The serialized members for list items: without the opening brace, `apiVersion` and `kind`.
+    /// The serialized members for list items: without the opening brace, and without `apiVersion` and `kind`
+    /// except for custom resources.
     pub(crate) fn list_item_bytes(&self) -> &[u8] {
-        self.json().get(type_meta_prefix(self.kind).len() + 1..).unwrap_or_default()
+        let is_custom = self.kind.resource().is_custom;
+        let head = if is_custom { 0 } else { type_meta_prefix(self.kind).len() };
+        self.json().get(head + 1..).unwrap_or_default()
     }
 
     /// The name.

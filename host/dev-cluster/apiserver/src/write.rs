@@ -12,6 +12,7 @@ use crate::meta;
 use crate::patch;
 use crate::request::{FieldValidation, PatchType, Query, Target};
 use crate::schema;
+use crate::service::body_excerpt;
 use crate::status::{FieldError, Status};
 use crate::store::{self, CommitError, StoreChange, StoredObject};
 use crate::strategy;
@@ -124,7 +125,8 @@ impl Inner {
         options: WriteOptions<'_>,
     ) -> Result<Arc<StoredObject>, Status> {
         let kind = target.resource.id;
-        let DecodedBody { mut value, managed_fields: sent } = decode_body(target.resource, body, options)?;
+        let DecodedBody { mut value, managed_fields: sent } =
+            decode_body(target.resource, body, BodySource::Client, options)?;
         if !meta::text(&value, "/metadata/resourceVersion").is_empty() {
             return Err(Status::resource_version_on_create());
         }
@@ -238,7 +240,8 @@ impl Inner {
         options: WriteOptions<'_>,
     ) -> Result<(Arc<StoredObject>, bool), Status> {
         let subresource = target.write_endpoint()?;
-        let DecodedBody { value, managed_fields: sent } = decode_body(target.resource, body, options)?;
+        let DecodedBody { value, managed_fields: sent } =
+            decode_body(target.resource, body, BodySource::Client, options)?;
         check_namespace(target, &value)?;
         for _ in 0..MAX_RETRIES {
             let current = match self.find(target) {
@@ -279,7 +282,7 @@ impl Inner {
                 current.with_type_meta()
             };
             let patched = change.apply(target.resource.id, whole)?;
-            let next = decode_body(target.resource, patched.clone(), options)
+            let next = decode_body(target.resource, patched.clone(), BodySource::Patch, options)
                 .map_err(|error| change.patch_error(&patched, error))?;
             check_namespace(target, &next.value)?;
             if let Some(done) =
@@ -390,16 +393,29 @@ pub(crate) struct DecodedBody {
     managed_fields: Option<Value>,
 }
 
+/// The origin of a body.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum BodySource {
+    /// A request.
+    Client,
+    /// A patch of the stored object.
+    Patch,
+}
+
 /// Checks `apiVersion` and `kind`, drops them, and decodes the rest.
 fn decode_body(
     resource: &ResourceDescriptor,
     mut body: Value,
+    source: BodySource,
     options: WriteOptions<'_>,
 ) -> Result<DecodedBody, Status> {
     if !body.is_object() {
         return Err(Status::bad_request(
             "couldn't get version/kind; json parse error: an object was expected",
         ));
+    }
+    if resource.is_custom {
+        check_custom_type(resource, &body, source)?;
     }
     let version = meta::remove(&mut body, "apiVersion");
     let kind = meta::remove(&mut body, "kind");
@@ -412,6 +428,46 @@ fn decode_body(
 
 fn text_or_empty(value: Option<&Value>) -> &str {
     value.and_then(Value::as_str).unwrap_or_default()
+}
+
+/// Checks `apiVersion` and `kind` of a custom resource, which are required. The kinds of custom resources have
+/// no Go types, so the messages differ from those of [`check_type`].
+fn check_custom_type(resource: &ResourceDescriptor, body: &Value, source: BodySource) -> Result<(), Status> {
+    let (version, kind) = (meta::text(body, "/apiVersion"), meta::text(body, "/kind"));
+    let expected = resource.api_version();
+    if source == BodySource::Client {
+        let missing = match (kind, version) {
+            ("", _) => Some("Kind"),
+            (_, "") => Some("apiVersion"),
+            _ => None,
+        };
+        if let Some(missing) = missing {
+            let text = body.to_string();
+            return Err(Status::bad_request(format!(
+                "the object provided is unrecognized (must be of type {}): Object '{missing}' is missing in \
+                 '{text}' ({})",
+                resource.kind,
+                body_excerpt(text.as_bytes())
+            )));
+        }
+        if version != expected {
+            return Err(Status::bad_request(format!(
+                "the API version in the data ({version}) does not match the expected API version ({expected})"
+            )));
+        }
+    }
+    let mut errors = Vec::new();
+    for (field, found, expected) in [("kind", kind, resource.kind), ("apiVersion", version, &expected)] {
+        if found != expected {
+            let detail = format!("must be {expected}");
+            errors.push(FieldError::invalid(field, &Value::from(found), &detail));
+        }
+    }
+    if errors.is_empty() {
+        Ok(())
+    } else {
+        Err(Status::invalid_type(resource, kind, meta::name(body), &errors))
+    }
 }
 
 /// Checks `apiVersion` and `kind` of a body, if present, against the resource.
@@ -497,8 +553,9 @@ fn check_uid(target: &Target, current: &StoredObject, next: &Value) -> Result<()
     if uid.is_empty() || uid == current.uid() {
         return Ok(());
     }
+    let group = if resource.is_custom { format!("{}/", resource.group) } else { String::new() };
     let why = format!(
-        "StorageError: invalid object, Code: 4, Key: /registry/{}/{}, ResourceVersion: 0, \
+        "StorageError: invalid object, Code: 4, Key: /registry/{group}{}/{}, ResourceVersion: 0, \
          AdditionalErrorMsg: Precondition failed: UID in precondition: {uid}, UID in object meta: {}",
         if resource.id == ResourceKind::Node { "minions" } else { resource.plural },
         store::key(&target.namespace, target.name()),

@@ -536,3 +536,199 @@ async fn unknown_fields_are_pruned_with_warnings_or_rejected() {
     assert_eq!(patched.warnings, Vec::<String>::new());
     assert_eq!(patched.ok()["spec"]["y"], Value::Null);
 }
+
+#[tokio::test]
+async fn wrong_types_are_invalid_and_nulls_are_dropped() {
+    let client = Client::new();
+    let field = "/spec/volumeSnapshotClassName";
+    for (value, found) in [
+        (json!(5), "integer"),
+        (json!(1.5), "number"),
+        (json!(true), "boolean"),
+        (json!({}), "object"),
+        (json!([]), "array"),
+    ] {
+        let answer = client.create(SNAPSHOTS, &with(snapshot("s"), field, value)).await;
+        let expected = format!(
+            "VolumeSnapshot.snapshot.storage.k8s.io \"s\" is invalid: [spec.volumeSnapshotClassName: Invalid \
+             value: \"{found}\": spec.volumeSnapshotClassName in body must be of type string: \"{found}\", \
+             {UNCHECKED}]"
+        );
+        assert_eq!(answer.rejection(), (422, expected.as_str()));
+    }
+    let parameters = client.create(CLASSES, &with(class("c"), "/parameters", json!({"a": 1}))).await;
+    let expected = "VolumeSnapshotClass.snapshot.storage.k8s.io \"c\" is invalid: parameters.a: Invalid \
+                    value: \"integer\": parameters.a in body must be of type string: \"integer\"";
+    assert_eq!(parameters.rejection(), (422, expected));
+    let mut body = snapshot("s");
+    body["spec"]["volumeSnapshotClassName"] = Value::Null;
+    assert_eq!(client.create(SNAPSHOTS, &body).await.ok()["spec"], snapshot("s")["spec"]);
+    let mut body = class("c");
+    body["parameters"] = json!({"a": null, "b": "x"});
+    assert_eq!(client.create(CLASSES, &body).await.ok()["parameters"], json!({"b": "x"}));
+    // Metadata has a Go type.
+    let labels = json!({"name": "x", "labels": {"a": 1}});
+    let answer = client.create(SNAPSHOTS, &with(snapshot("x"), "/metadata", labels)).await;
+    let expected = "VolumeSnapshot in version \"v1\" cannot be handled as a VolumeSnapshot: json: cannot \
+                    unmarshal number into Go struct field ObjectMeta.labels of type string";
+    assert_eq!(answer.rejection(), (400, expected));
+    let answer = client.create(SNAPSHOTS, &with(snapshot("x"), "/metadata", json!([]))).await;
+    assert!(answer.rejection().1.ends_with("cannot unmarshal array into Go value of type v1.ObjectMeta"));
+}
+
+#[tokio::test]
+async fn a_status_is_validated_by_schema_and_stored_as_sent() {
+    let client = Client::new();
+    client.create(SNAPSHOTS, &snapshot("x")).await.ok();
+    client.create(CONTENTS, &content("x")).await.ok();
+    let typed = |field: &str, expected: &str, found: &str| {
+        format!(
+            "[status.{field}: Invalid value: \"{found}\": {field} in body must be of type {expected}: \
+             \"{found}\", {UNCHECKED}]"
+        )
+    };
+    let float = format!(
+        "[status.restoreSize: Invalid value: \"float64\": restoreSize in body must be of type int64: \
+         \"float64\", status: Invalid value: \"\": Checked value must be of type integer with format int64 in \
+         restoreSize, {UNCHECKED}]"
+    );
+    let pattern = r"^(\+|-)?(([0-9]+(\.[0-9]*)?)|(\.[0-9]+))(([KMGTPE]i)|[numkMGTPE]|([eE](\+|-)?(([0-9]+(\.[0-9]*)?)|(\.[0-9]+))))?$";
+    for (path, status, expected) in [
+        (SNAPSHOTS, json!({"readyToUse": "yes"}), typed("readyToUse", "boolean", "string")),
+        (SNAPSHOTS, json!({"restoreSize": 1.5}), typed("restoreSize", "integer,string", "number")),
+        (
+            SNAPSHOTS,
+            json!({"restoreSize": "ten"}),
+            format!(
+                "status.restoreSize: Invalid value: \"ten\": restoreSize in body should match '{pattern}'"
+            ),
+        ),
+        (SNAPSHOTS, json!({"creationTime": "yesterday"}), typed("creationTime", "date-time", "yesterday")),
+        (SNAPSHOTS, json!({"creationTime": 5}), typed("creationTime", "date-time", "int64")),
+        (
+            SNAPSHOTS,
+            json!("x"),
+            format!(
+                "[status: Invalid value: \"string\":  in body must be of type object: \"string\", {UNCHECKED}]"
+            ),
+        ),
+        (
+            CONTENTS,
+            json!({"restoreSize": -1}),
+            "status.restoreSize: Invalid value: -1: restoreSize in body should be greater than or equal to 0"
+                .to_owned(),
+        ),
+        (CONTENTS, json!({"restoreSize": 1.5}), float),
+        (CONTENTS, json!({"creationTime": "now"}), typed("creationTime", "integer", "string")),
+    ] {
+        let answer = client.merge(&format!("{path}/x/status"), &json!({ "status": status })).await;
+        let (code, message) = answer.rejection();
+        assert_eq!(
+            (code, message.split_once("is invalid: ").unwrap().1),
+            (422, expected.as_str()),
+            "{status}"
+        );
+    }
+    let status = json!({"readyToUse": false, "restoreSize": "1024Mi", "error": {},
+        "creationTime": "2026-01-01T01:00:00.5+01:00"});
+    let patch = json!({ "status": status });
+    assert_eq!(client.merge(&format!("{SNAPSHOTS}/x/status"), &patch).await.ok()["status"], status);
+    let patch = json!({"status": {"restoreSize": 2.0, "creationTime": 0}});
+    let stored = client.merge(&format!("{CONTENTS}/x/status"), &patch).await.ok();
+    assert_eq!(stored["status"].to_string(), r#"{"creationTime":0,"restoreSize":2}"#);
+}
+
+#[tokio::test]
+async fn a_body_requires_the_kind_and_version_of_the_resource() {
+    let client = Client::new();
+    let answer = client.create(SNAPSHOTS, &with(snapshot("s"), "/kind", Value::Null)).await;
+    let (code, message) = answer.rejection();
+    let start = "the object provided is unrecognized (must be of type VolumeSnapshot): Object 'Kind' is \
+                 missing in '{";
+    assert!(code == 400 && message.starts_with(start), "{message}");
+    let answer = client.create(SNAPSHOTS, &with(snapshot("s"), "/apiVersion", json!("v1"))).await;
+    let expected = "the API version in the data (v1) does not match the expected API version \
+                    (snapshot.storage.k8s.io/v1)";
+    assert_eq!(answer.rejection(), (400, expected));
+    let wrong_kind = "Foo.snapshot.storage.k8s.io \"s\" is invalid: kind: Invalid value: \"Foo\": must be \
+                      VolumeSnapshot";
+    let answer = client.create(SNAPSHOTS, &with(snapshot("s"), "/kind", json!("Foo"))).await;
+    assert_eq!(answer.rejection(), (422, wrong_kind));
+    assert_eq!(answer.body["details"]["kind"], "Foo");
+    client.create(SNAPSHOTS, &snapshot("s")).await.ok();
+    let answer = client.merge(&format!("{SNAPSHOTS}/s"), &json!({"kind": "Foo"})).await;
+    assert_eq!(answer.rejection(), (422, wrong_kind));
+    let version = json!({"apiVersion": "snapshot.storage.k8s.io/v1beta1"});
+    let answer = client.merge(&format!("{SNAPSHOTS}/s"), &version).await;
+    let expected = "VolumeSnapshot.snapshot.storage.k8s.io \"s\" is invalid: apiVersion: Invalid value: \
+                    \"snapshot.storage.k8s.io/v1beta1\": must be snapshot.storage.k8s.io/v1";
+    assert_eq!(answer.rejection(), (422, expected));
+    // Lists of custom resources repeat both for each item.
+    let list = client.get(SNAPSHOTS).await.ok();
+    assert_eq!(list["kind"], "VolumeSnapshotList");
+    assert_eq!(list["items"][0]["kind"], "VolumeSnapshot");
+    assert_eq!(list["items"][0]["apiVersion"], "snapshot.storage.k8s.io/v1");
+}
+
+#[tokio::test]
+async fn strategic_merge_patches_are_not_supported() {
+    let client = Client::new();
+    client.create(SNAPSHOTS, &snapshot("s")).await.ok();
+    let expected = "the body of the request was in an unknown format - accepted media types include: \
+                    application/json-patch+json, application/merge-patch+json, application/apply-patch+yaml";
+    for path in ["s", "s/status", "none"].map(|path| format!("{SNAPSHOTS}/{path}")) {
+        let answer =
+            client.send("PATCH", &path, "application/strategic-merge-patch+json", "{}".to_owned()).await;
+        assert_eq!(answer.rejection(), (415, expected), "{path}");
+        assert_eq!(answer.body["reason"], "UnsupportedMediaType");
+    }
+}
+
+#[tokio::test]
+async fn an_applied_reference_is_owned_as_a_whole() {
+    let client = Client::new();
+    let apply = async |manager: &str, config: &Value| {
+        let path = format!("{CONTENTS}/c?fieldManager={manager}");
+        client.send("PATCH", &path, "application/apply-patch+yaml", config.to_string()).await
+    };
+    let created = apply("one", &content("c")).await.ok();
+    assert_eq!(
+        created["metadata"]["managedFields"][0]["fieldsV1"]["f:spec"]["f:volumeSnapshotRef"],
+        json!({})
+    );
+    let reference = |reference: Value| with(content("c"), "/spec", json!({ "volumeSnapshotRef": reference }));
+    let with_uid = reference(json!({"name": "s", "namespace": "default", "uid": "1"}));
+    let answer = apply("two", &with_uid).await;
+    let expected = "Apply failed with 1 conflict: conflict with \"one\": .spec.volumeSnapshotRef";
+    assert_eq!(answer.rejection(), (409, expected));
+    let forced = apply("two&force=true", &with_uid).await.ok();
+    assert_eq!(forced["spec"]["volumeSnapshotRef"]["uid"], "1");
+    let smaller = json!({"name": "s", "namespace": "default"});
+    let replaced = apply("two", &reference(smaller.clone())).await.ok();
+    assert_eq!(replaced["spec"]["volumeSnapshotRef"], smaller);
+    let unknown = with(content("c"), "/spec/x", json!(1));
+    let answer = apply("one&force=true", &unknown).await;
+    let expected = "failed to create typed patch object (/c; snapshot.storage.k8s.io/v1, \
+                    Kind=VolumeSnapshotContent): .spec.x: field not declared in schema";
+    assert_eq!(answer.rejection(), (500, expected));
+    let mut null = content("c");
+    null["spec"]["driver"] = Value::Null;
+    let answer = apply("one&force=true", &null).await;
+    let expected = format!(
+        "VolumeSnapshotContent.snapshot.storage.k8s.io \"c\" is invalid: [spec.driver: Invalid value: \
+         \"null\": spec.driver in body must be of type string: \"null\", {UNCHECKED}]"
+    );
+    assert_eq!(answer.rejection(), (422, expected.as_str()));
+}
+
+#[tokio::test]
+async fn only_names_and_namespaces_are_selectable() {
+    let client = Client::new();
+    client.create(SNAPSHOTS, &snapshot("s")).await.ok();
+    let by_name = client.get(&format!("{SNAPSHOTS}?fieldSelector=metadata.name=s")).await.ok();
+    assert_eq!(by_name["items"][0]["metadata"]["name"], "s");
+    for (path, field) in [(SNAPSHOTS, "spec.x"), (CONTENTS, "metadata.namespace")] {
+        let answer = client.get(&format!("{path}?fieldSelector={field}=a")).await;
+        assert_eq!(answer.rejection(), (400, format!("field label not supported: {field}").as_str()));
+    }
+}

@@ -20,6 +20,21 @@ pub(crate) fn decode(
     body: &mut Value,
     fields: FieldValidation,
 ) -> Result<Vec<String>, Status> {
+    decode_with_nulls(resource, body, fields, true)
+}
+
+/// Decodes the result of an apply in place. Unlike [`decode`], keeps the nulls of a custom resource, which its
+/// validation rejects.
+pub(crate) fn decode_applied(resource: &ResourceDescriptor, body: &mut Value) -> Result<(), Status> {
+    decode_with_nulls(resource, body, FieldValidation::Ignore, false).map(|_| ())
+}
+
+fn decode_with_nulls(
+    resource: &ResourceDescriptor,
+    body: &mut Value,
+    fields: FieldValidation,
+    drops_nulls: bool,
+) -> Result<Vec<String>, Status> {
     let mut decoder = Decoder::default();
     let to_bad_request = |why: &str| {
         let kind = resource.kind;
@@ -28,7 +43,7 @@ pub(crate) fn decode(
     if let Value::Object(map) = body {
         let root = super::of(resource.id);
         let decoded = if resource.is_custom {
-            super::custom::decode(root, map, true).map(|unknown| decoder.unknown = unknown)
+            super::custom::decode(root, map, drops_nulls).map(|unknown| decoder.unknown = unknown)
         } else {
             decoder.object(root, map, "")
         };
@@ -142,7 +157,10 @@ impl Decoder {
             (Type::Map(member, _), Value::Object(map)) => {
                 for (name, value) in map.iter_mut() {
                     let path = join(place.path, name);
-                    self.member(member, value, ValuePath { path: &path, ..place })?;
+                    // Go's decoder reports the path of the map, not that of its value.
+                    let is_scalar = matches!(**member, Type::Scalar(_));
+                    let path = if is_scalar { place.path } else { &path };
+                    self.member(member, value, ValuePath { path, ..place })?;
                 }
                 Ok(())
             }
@@ -393,10 +411,19 @@ pub(crate) fn empty(kind: ResourceKind) -> &'static Value {
     })
 }
 
-/// Omits empty fields and adds fields with zero values to an object of a kind, as Go does in serialization.
+/// Omits empty fields and adds fields with zero values to an object of a kind, as Go does in serialization. Of a
+/// custom resource, to its metadata.
 pub(crate) fn fill(kind: ResourceKind, value: &mut Value) {
-    if let Value::Object(map) = value {
-        fill_recursively(super::of(kind), map);
+    let Value::Object(map) = value else { return };
+    let root = super::of(kind);
+    if !kind.resource().is_custom {
+        return fill_recursively(root, map);
+    }
+    // Only the metadata of custom resources has a Go type.
+    if let Some(Type::Struct(shape)) = root.field("metadata").map(|field| &field.field_type)
+        && let Value::Object(metadata) = map.entry("metadata").or_insert_with(|| Value::Object(Map::new()))
+    {
+        fill_recursively(shape, metadata);
     }
 }
 

@@ -10,7 +10,7 @@ use serde_json::Value;
 
 use crate::descriptors::{PerKind, ResourceKind};
 
-pub(crate) use self::decode::{decode, empty, fill};
+pub(crate) use self::decode::{decode, decode_applied, empty, fill};
 
 /// The type definitions. The file's head has the grammar.
 const TYPE_DEFINITIONS: &str = include_str!("types.txt");
