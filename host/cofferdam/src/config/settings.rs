@@ -167,9 +167,10 @@ macro_rules! settings {
 settings! {
     ALL => {
         /// Role to run; repeat it for more: provisioner, attacher, resizer, pv-controller, protection,
-        /// attach-detach, startup-taint; on nodes: node, registrar, liveness; without a cluster: csi-server
+        /// attach-detach, startup-taint, snapshotter, snapshot-controller; on nodes: node, registrar,
+        /// liveness; without a cluster: csi-server
         #[serde(default)]
-        role: Roles = List("ROLE"), Computed("none; in dev: the first seven");
+        role: Roles = List("ROLE"), Computed("none; in dev: the first nine");
         /// Driver component to load, or unix:PATH for the socket of a CSI driver; repeat it for more. NAME is
         /// the name of the driver's section in the configuration, by default the file's name
         #[serde(default)]

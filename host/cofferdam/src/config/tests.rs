@@ -148,7 +148,7 @@ fn dev_runs_every_cluster_role_with_log_level_warn() {
     let resolved = ResolvedConfig::for_dev(&off, &HashMap::new()).unwrap();
     assert_eq!(resolved.configuration.orphan_scan_interval.0, None);
     let resolved = ResolvedConfig::for_dev(&CliValues::default(), &HashMap::new()).unwrap();
-    assert_eq!(resolved.configuration.role.cluster.len(), 7);
+    assert_eq!(resolved.configuration.role.cluster.len(), 9);
     assert_eq!(resolved.configuration.log.0, "warn");
     assert_eq!(resolved.configuration.backend.keys().collect::<Vec<_>>(), [MEMORY_BACKEND]);
     for role in ["node", "registrar", "liveness", "csi-server"] {
@@ -157,7 +157,8 @@ fn dev_runs_every_cluster_role_with_log_level_warn() {
             ResolvedConfig::for_dev(&flags, &HashMap::new()).unwrap_err().to_string(),
             format!(
                 "flag --role: {role} is for `cofferdam run`: expected roles that reconcile a cluster: \
-                 provisioner, attacher, resizer, pv-controller, protection, attach-detach, startup-taint"
+                 provisioner, attacher, resizer, pv-controller, protection, attach-detach, startup-taint, \
+                 snapshotter, snapshot-controller"
             )
         );
     }
@@ -165,7 +166,7 @@ fn dev_runs_every_cluster_role_with_log_level_warn() {
     assert_eq!(
         ResolvedConfig::for_dev(&flags, &HashMap::new()).unwrap_err().to_string(),
         "flag --role: unknown role \"foo\": expected one of provisioner, attacher, resizer, pv-controller, \
-         protection, attach-detach, startup-taint"
+         protection, attach-detach, startup-taint, snapshotter, snapshot-controller"
     );
     let path = write_config("dev", "[backend.memory.settings]\ncapacity = \"1Gi\"\n");
     let flags = config_file(&path);
@@ -189,7 +190,8 @@ fn an_invalid_flag_or_variable_is_reported_with_value_and_expectation() {
         (
             flags_with(&[("role", "resiser")]),
             "flag --role: unknown role \"resiser\": expected one of provisioner, attacher, resizer, \
-             pv-controller, protection, attach-detach, startup-taint, node, registrar, liveness, csi-server",
+             pv-controller, protection, attach-detach, startup-taint, snapshotter, snapshot-controller, \
+             node, registrar, liveness, csi-server",
         ),
         (
             flags_with(&[("timeout", "10")]),
@@ -343,7 +345,8 @@ fn an_invalid_file_is_reported_with_its_line() {
             "list",
             "role = \"x\"\n",
             "FILE:1: role: unknown role \"x\": expected one of provisioner, attacher, resizer, \
-             pv-controller, protection, attach-detach, startup-taint, node, registrar, liveness, csi-server",
+             pv-controller, protection, attach-detach, startup-taint, snapshotter, snapshot-controller, \
+             node, registrar, liveness, csi-server",
         ),
         (
             "number",
@@ -479,7 +482,7 @@ fn every_setting_has_a_flag_of_its_scope() {
         assert_eq!(has_flag(&run, &setting.name), scope != FlagScope::File, "{}", setting.name);
         assert_eq!(has_flag(&dev, &setting.name), scope == FlagScope::Process, "{}", setting.name);
     }
-    assert_eq!(SETTINGS.len(), 62);
+    assert_eq!(SETTINGS.len(), 65);
     assert!(has_flag(&run, "config") && has_flag(&dev, "config"));
     let connection = SettingFlags::<ConnectionSelection>::augment_args(clap::Command::new("status"));
     assert!(has_flag(&connection, "kubeconfig") && has_flag(&connection, "context"));

@@ -889,7 +889,7 @@ impl Simulation {
         shards.iter().filter_map(|map| map.get("data")?.as_object()).map(serde_json::Map::len).sum()
     }
 
-    async fn events(&self, content_alias: &dyn Fn(&str) -> String) -> Vec<String> {
+    async fn events(&self, content_alias: &(dyn Fn(&str) -> String + Sync)) -> Vec<String> {
         let events = self.fixture.list("/api/v1/events").await;
         let line = |event: &Value| {
             let name = content_alias(text(event, "/involvedObject/name"));
