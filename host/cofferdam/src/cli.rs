@@ -124,6 +124,8 @@ pub(crate) enum RenderCommand {
         #[arg(long, value_name = "NAME", default_value = "cofferdam")]
         service_account: String,
     },
+    /// Print the CustomResourceDefinitions of VolumeSnapshots, their contents and classes
+    Crds,
 }
 
 /// Flags of `render rbac`.

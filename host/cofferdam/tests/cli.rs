@@ -225,7 +225,8 @@ fn an_invalid_setting_is_reported_in_one_line() {
     assert_eq!(
         usage_error(&scratch, &["run", "--role", "resiser"]),
         "flag --role: unknown role \"resiser\": expected one of provisioner, attacher, resizer, \
-         pv-controller, protection, attach-detach, startup-taint, node, registrar, liveness, csi-server"
+         pv-controller, protection, attach-detach, startup-taint, snapshotter, snapshot-controller, node, \
+         registrar, liveness, csi-server"
     );
     assert_eq!(usage_error(&scratch, &["run"]), "no role: expected at least one, as in --role provisioner");
     let line = usage_error(&scratch, &["dev", "--timeout", "soon"]);
@@ -276,6 +277,18 @@ fn render_rbac_accepts_an_empty_list_of_secret_namespaces() {
         let text = rendered(flags);
         assert!(text.contains("configmaps") && !text.contains("secrets"), "{text}");
     }
+}
+
+#[test]
+fn render_crds_prints_the_files_of_the_chart() {
+    let scratch = TestDirectory::new("crds");
+    let output = run(&scratch, &["render", "crds"]);
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let chart =
+        Path::new(env!("CARGO_MANIFEST_DIR")).join("../../deploy/helm/cofferdam-snapshot-crds/templates");
+    let files = ["volumesnapshots", "volumesnapshotcontents", "volumesnapshotclasses"]
+        .map(|name| std::fs::read_to_string(chart.join(format!("{name}.yaml"))).unwrap());
+    assert_eq!(String::from_utf8(output.stdout).unwrap(), files.join("---\n"));
 }
 
 #[test]

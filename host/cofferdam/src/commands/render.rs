@@ -1,6 +1,7 @@
 //! `cofferdam render`: manifests to apply before the roles run in a cluster.
 
 mod admission_policy;
+mod crds;
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -49,6 +50,7 @@ impl From<RenderError> for CommandError {
 pub(crate) fn render(command: &RenderCommand) -> Result<String, CommandError> {
     match command {
         RenderCommand::Rbac(command) => render_rbac(command),
+        RenderCommand::Crds => Ok(crds::DEFINITIONS.join("---\n")),
         RenderCommand::AdmissionPolicy { driver, policy, namespace, service_account } => {
             check_namespace("--namespace", namespace)?;
             check_service_account(service_account)?;
@@ -618,7 +620,8 @@ mod tests {
         assert_eq!(
             rendered(&["resiser"], "storage").unwrap_err().to_string(),
             "--role: unknown role \"resiser\": expected one of provisioner, attacher, resizer, \
-             pv-controller, protection, attach-detach, startup-taint, node, registrar, liveness, csi-server"
+             pv-controller, protection, attach-detach, startup-taint, snapshotter, snapshot-controller, node, \
+             registrar, liveness, csi-server"
         );
         assert!(
             rendered(&[], "Storage")
