@@ -132,8 +132,8 @@ pub(crate) enum RenderCommand {
 #[derive(Debug, Args)]
 pub(crate) struct RbacCommand {
     /// Role that runs under the account; repeat it for more: provisioner, attacher, resizer,
-    /// pv-controller, protection, attach-detach, startup-taint, node, registrar, liveness, csi-server
-    /// [default: the first seven]
+    /// pv-controller, protection, attach-detach, startup-taint, snapshotter, snapshot-controller, node,
+    /// registrar, liveness, csi-server [default: the first nine]
     #[arg(long, value_name = "ROLE")]
     pub(crate) role: Vec<String>,
 
