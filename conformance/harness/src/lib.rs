@@ -41,6 +41,7 @@ pub(crate) mod retry;
 pub mod run;
 pub mod seeded_rng;
 pub mod sidecar;
+mod snapshot_crds;
 pub(crate) mod stopped_role;
 pub mod suites;
 pub mod wait;

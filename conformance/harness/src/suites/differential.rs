@@ -10,6 +10,7 @@ use cofferdam_differential::recording::{compare_with_recording, record};
 use crate::{
     control_plane::{ControlPlane, ControlPlaneOptions},
     run::SuiteRun,
+    snapshot_crds,
 };
 
 /// Environment variable with a directory: write the responses there instead of comparing them.
@@ -24,6 +25,7 @@ const TOLERATED_DEVIATIONS: [&str; 2] = ["discovery", "yaml"];
 pub(super) async fn run(run: &SuiteRun) -> Result<()> {
     let mut plane = ControlPlane::start(run, ControlPlaneOptions::default()).await?;
     let client = plane.client().clone();
+    snapshot_crds::install(&client).await?;
     if let Some(directory) = env::var_os(RECORD) {
         record(&client, async || plane.compact().await, Path::new(&directory)).await?;
         return plane.stop().await;

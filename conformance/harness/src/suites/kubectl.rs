@@ -26,6 +26,7 @@ use self::{
 use crate::{
     control_plane::{ApiUser, ControlPlane, ControlPlaneOptions},
     run::SuiteRun,
+    snapshot_crds,
     wait::until,
 };
 
@@ -43,6 +44,7 @@ pub(super) async fn run(run: &SuiteRun) -> Result<()> {
     let options =
         ControlPlaneOptions { controllers: Some(CONTROLLERS.to_owned()), ..ControlPlaneOptions::default() };
     let plane = ControlPlane::start(run, options).await?;
+    snapshot_crds::install(plane.client()).await?;
     let server =
         ApiServer::new(cofferdam_apiserver::Options::default()).serve(ServeOptions::default()).await?;
 

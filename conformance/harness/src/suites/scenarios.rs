@@ -36,6 +36,7 @@ use crate::{
     namespaces, print_status,
     run::SuiteRun,
     seeded_rng::seeded_rng,
+    snapshot_crds,
     wait::until,
 };
 
@@ -112,6 +113,7 @@ async fn run_cluster(
         Ok(())
     })
     .await?;
+    snapshot_crds::install(&client).await?;
     let roles = Role::ALL.map(Role::as_str);
     let account = Account::in_namespace(&child_run, &plane, &roles, namespaces::SCENARIOS).await?;
     let (operations, requests) = mpsc::channel(1);
@@ -201,6 +203,13 @@ async fn run_scenario(
 /// `default`, but of ConfigMaps only those whose names start with `cofferdam-`.
 async fn delete_all_objects(client: &Client) -> Result<()> {
     let default = || client.clone();
+    for (kind, resource) in snapshot_crds::resources() {
+        let api = match kind {
+            "VolumeSnapshot" => Api::default_namespaced_with(default(), &resource),
+            _ => Api::all_with(default(), &resource),
+        };
+        delete_objects_of_kind::<DynamicObject>(kind, &api, "").await?;
+    }
     delete_objects::<VolumeAttachment>(&Api::all(default()), "").await?;
     delete_objects::<CSINode>(&Api::all(default()), "").await?;
     delete_objects::<CSIDriver>(&Api::all(default()), "").await?;
