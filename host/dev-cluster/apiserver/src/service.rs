@@ -25,7 +25,7 @@ use crate::protobuf;
 use crate::read;
 use crate::render::Renderer;
 use crate::request::{self, BodyType, Discovery, PatchType, Query, Target, Verb};
-use crate::status::Status;
+use crate::status::{Status, body_excerpt};
 use crate::store::StoredObject;
 use crate::write::{Warnings, WriteOptions};
 
@@ -225,18 +225,6 @@ fn json_body(parts: &Parts, body: &[u8], kind: &str) -> Result<Value, Status> {
              \"json:\\\"apiVersion,omitempty\\\"\"; Kind string \"json:\\\"kind,omitempty\\\"\" }}"
         ))),
     }
-}
-
-/// The start of a body for messages: as text if it may be JSON, else in hexadecimal digits.
-pub(crate) fn body_excerpt(body: &[u8]) -> String {
-    const MOST: usize = 30;
-    let start = body.get(..MOST).unwrap_or(body);
-    let shown = match body.first() {
-        None => return "<empty>".to_owned(),
-        Some(b'{') => String::from_utf8_lossy(start).into_owned(),
-        Some(_) => crate::random::hex(start),
-    };
-    if body.len() > MOST { format!("{shown} ...") } else { shown }
 }
 
 /// Parses the object of a create or update: JSON or YAML, and for some kinds protobuf.

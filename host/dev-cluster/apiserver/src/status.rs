@@ -421,3 +421,15 @@ impl Status {
         status
     }
 }
+
+/// The start of a body for messages: as text if it may be JSON, else in hexadecimal digits.
+pub(crate) fn body_excerpt(body: &[u8]) -> String {
+    const MOST: usize = 30;
+    let start = body.get(..MOST).unwrap_or(body);
+    let shown = match body.first() {
+        None => return "<empty>".to_owned(),
+        Some(b'{') => String::from_utf8_lossy(start).into_owned(),
+        Some(_) => crate::random::hex(start),
+    };
+    if body.len() > MOST { format!("{shown} ...") } else { shown }
+}

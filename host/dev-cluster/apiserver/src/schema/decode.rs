@@ -1,4 +1,4 @@
-//! Typed decoding of bodies, as in Go: reports unknown fields, rejects wrong types, treats null as absent,
+//! Typed decoding of values, as in Go: reports unknown fields, rejects wrong types, treats null as absent,
 //! and applies `omitempty` and zero values.
 
 use std::sync::OnceLock;
@@ -8,55 +8,8 @@ use serde_json::{Map, Value};
 
 use super::{EmptyValue, Scalar, Struct, Type};
 use crate::base64;
-use crate::descriptors::{PerKind, ResourceDescriptor, ResourceKind, VERSION};
+use crate::descriptors::{PerKind, ResourceKind};
 use crate::quantity;
-use crate::request::FieldValidation;
-use crate::status::Status;
-
-/// Decodes a body in place. Unknown fields are dropped, or rejected with strict validation. Returns the
-/// unknown fields for [`FieldValidation::Warn`], else an empty list.
-pub(crate) fn decode(
-    resource: &ResourceDescriptor,
-    body: &mut Value,
-    fields: FieldValidation,
-) -> Result<Vec<String>, Status> {
-    decode_with_nulls(resource, body, fields, true)
-}
-
-/// Decodes the result of an apply in place. Unlike [`decode`], keeps the nulls of a custom resource, which its
-/// validation rejects.
-pub(crate) fn decode_applied(resource: &ResourceDescriptor, body: &mut Value) -> Result<(), Status> {
-    decode_with_nulls(resource, body, FieldValidation::Ignore, false).map(|_| ())
-}
-
-fn decode_with_nulls(
-    resource: &ResourceDescriptor,
-    body: &mut Value,
-    fields: FieldValidation,
-    drops_nulls: bool,
-) -> Result<Vec<String>, Status> {
-    let mut decoder = Decoder::default();
-    let to_bad_request = |why: &str| {
-        let kind = resource.kind;
-        Status::bad_request(format!("{kind} in version \"{VERSION}\" cannot be handled as a {kind}: {why}"))
-    };
-    if let Value::Object(map) = body {
-        let root = super::of(resource.id);
-        let decoded = if resource.is_custom {
-            super::custom::decode(root, map, drops_nulls).map(|unknown| decoder.unknown = unknown)
-        } else {
-            decoder.object(root, map, "")
-        };
-        decoded.map_err(|error| to_bad_request(&error.to_string()))?;
-    }
-    if !decoder.unknown.is_empty() && fields == FieldValidation::Strict {
-        // The number of reported fields is limited.
-        let list: Vec<String> =
-            decoder.unknown.iter().take(16).map(|field| format!("unknown field \"{field}\"")).collect();
-        return Err(to_bad_request(&format!("strict decoding error: {}", list.join(", "))));
-    }
-    Ok(if fields == FieldValidation::Warn { decoder.unknown } else { Vec::new() })
-}
 
 #[derive(Default)]
 pub(super) struct Decoder {
@@ -431,8 +384,8 @@ pub(crate) fn fill(kind: ResourceKind, value: &mut Value) {
 mod tests {
     use serde_json::json;
 
-    use super::{FieldValidation, decode};
     use crate::descriptors::ResourceKind;
+    use crate::{request::FieldValidation, schema::decode};
 
     #[test]
     fn decoded_bodies_match_the_go_types() {

@@ -1,5 +1,6 @@
 //! The types of the served kinds: fields, merge strategies, and serialization of empty values.
 
+mod body;
 mod custom;
 mod decode;
 
@@ -10,7 +11,8 @@ use serde_json::Value;
 
 use crate::descriptors::{PerKind, ResourceKind};
 
-pub(crate) use self::decode::{decode, decode_applied, empty, fill};
+pub(crate) use self::body::{decode, decode_applied};
+pub(crate) use self::decode::{empty, fill};
 
 /// The type definitions. The file's head has the grammar.
 const TYPE_DEFINITIONS: &str = include_str!("types.txt");
