@@ -242,6 +242,12 @@ pub(super) fn scenarios() -> Vec<Scenario> {
             volumes: &["of-a Bound a topology.cofferdam.dev/node=n1"],
             array_owners: &["a on n1"],
             events: SUCCEEDED_AFTER_FAILURE,
+            delayed_events: &[
+                "a Normal ExternalProvisioning",
+                "a Normal WaitForFirstConsumer",
+                "source Normal ExternalProvisioning",
+                "source Normal WaitForFirstConsumer",
+            ],
             calls: &[
                 "create gone topology.cofferdam.dev/node=n1",
                 "create a from gone topology.cofferdam.dev/node=n1",

@@ -360,6 +360,8 @@ pub(super) fn scenarios() -> Vec<Scenario> {
                 "s Normal SnapshotReady",
             ],
             calls: &[CREATE, CREATE, CREATE, "create a from snapshot-s"],
+            // Each attempt reads the VolumeSnapshot.
+            retries_slowly: true,
             ..taken()
         },
         Scenario {
@@ -404,6 +406,7 @@ pub(super) fn scenarios() -> Vec<Scenario> {
                 "s Normal SnapshotReady",
             ],
             unsettled: REJECTED_CLAIM,
+            retries_slowly: true,
             ..taken()
         },
         Scenario {
