@@ -92,8 +92,7 @@ impl DeleteOptions {
 pub(crate) enum DeleteOutcome {
     /// The object was removed; this is its last state.
     Removed(Arc<StoredObject>),
-    /// The object is terminating until its finalizers, grace period or contents are gone. A dry run has this
-    /// result for every object.
+    /// The object is terminating until its finalizers, grace period or contents are gone.
     Terminating(Arc<StoredObject>),
 }
 
@@ -145,17 +144,17 @@ impl Inner {
             {
                 return Ok(DeleteOutcome::Terminating(current));
             }
+            let is_removed = next.is_none();
             if options.dry_run {
                 let marked = next.unwrap_or_else(|| current.value.clone());
                 let managed = current.managed_fields.clone();
-                return Ok(DeleteOutcome::Terminating(StoredObject::transient(
-                    resource.id,
-                    current.version,
-                    marked,
-                    managed,
-                )));
+                let object = StoredObject::transient(resource.id, current.version, marked, managed);
+                return Ok(if is_removed {
+                    DeleteOutcome::Removed(object)
+                } else {
+                    DeleteOutcome::Terminating(object)
+                });
             }
-            let is_removed = next.is_none();
             let change = match next {
                 Some(next) => StoreChange::Put(next, current.managed_fields.clone()),
                 None => StoreChange::Remove(self.last_state(&current), current.managed_fields.clone()),

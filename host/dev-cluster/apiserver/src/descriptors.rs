@@ -297,6 +297,11 @@ pub(crate) fn find(group: &str, plural: &str) -> Option<&'static ResourceDescrip
     RESOURCES.iter().find(|resource| resource.group == group && resource.plural == plural)
 }
 
+/// Returns `true` if the kinds of a group are custom resources.
+pub(crate) fn is_custom_group(group: &str) -> bool {
+    RESOURCES.iter().any(|resource| resource.is_custom && resource.group == group)
+}
+
 /// One value for each [`ResourceKind`].
 #[derive(Debug)]
 pub(crate) struct PerKind<T>([T; COUNT]);

@@ -186,6 +186,16 @@ impl Renderer {
     }
 }
 
+/// Sets the member `continue` of a list's metadata if it is missing and the items are custom resources: those
+/// lists have it also if it is empty.
+pub(crate) fn set_empty_continue(resource: &ResourceDescriptor, meta: &mut Value) {
+    if resource.is_custom
+        && let Value::Object(meta) = meta
+    {
+        meta.entry("continue").or_insert_with(|| json!(""));
+    }
+}
+
 /// Renders an ERROR frame, which ends a watch.
 pub(crate) fn error_frame(status: &Status) -> Bytes {
     format!("{}\n", json!({"type": "ERROR", "object": status.to_value()})).into()
@@ -196,11 +206,12 @@ fn object_list<'a>(
     meta: &ListMeta,
     objects: impl ExactSizeIterator<Item = &'a StoredObject>,
 ) -> Bytes {
+    let mut meta = meta.to_value();
+    set_empty_continue(resource, &mut meta);
     let head = format!(
-        "{{\"kind\":\"{}List\",\"apiVersion\":\"{}\",\"metadata\":{},\"items\":[",
+        "{{\"kind\":\"{}List\",\"apiVersion\":\"{}\",\"metadata\":{meta},\"items\":[",
         resource.kind,
         resource.api_version(),
-        meta.to_value()
     );
     let mut bytes = Vec::with_capacity(head.len() + objects.len() * 1024 + 2);
     bytes.extend_from_slice(head.as_bytes());

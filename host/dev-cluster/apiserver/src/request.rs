@@ -22,6 +22,11 @@ impl Target {
         self.name.as_deref().unwrap_or_default()
     }
 
+    /// Returns `true` for a request other than a list or watch to all namespaces.
+    pub(crate) fn is_misplaced(&self, method: &Method) -> bool {
+        self.resource.namespaced && self.namespace.is_empty() && ![Method::GET, Method::HEAD].contains(method)
+    }
+
     /// The endpoint that the target names: the object itself or a subresource. An error if the kind has no
     /// such subresource, and for `pods/binding`, which has its own handler.
     pub(crate) fn write_endpoint(&self) -> Result<Subresource, Status> {
@@ -305,6 +310,12 @@ pub(crate) fn is_resource_path(path: &str) -> bool {
         ["apis", group, _, ..] => descriptors::GROUPS.contains(group),
         _ => false,
     }
+}
+
+/// Returns `true` if the path is that of the group of custom resources, or below it.
+pub(crate) fn is_custom_path(path: &str) -> bool {
+    let mut parts = path.trim_matches('/').split('/');
+    parts.next() == Some("apis") && parts.next().is_some_and(descriptors::is_custom_group)
 }
 
 /// The `User-Agent` header; empty if it is absent.

@@ -23,7 +23,7 @@ use crate::openapi;
 use crate::patch::{go_error, go_type};
 use crate::protobuf;
 use crate::read;
-use crate::render::Renderer;
+use crate::render::{Renderer, set_empty_continue};
 use crate::request::{self, BodyType, Discovery, PatchType, Query, Target, Verb};
 use crate::status::{Status, body_excerpt};
 use crate::store::StoredObject;
@@ -181,6 +181,11 @@ fn text_response(code: StatusCode, text: &'static str) -> Response<ApiBody> {
     response(code, "text/plain; charset=utf-8", BodyContent::Bytes(Some(Bytes::from_static(text.as_bytes()))))
 }
 
+/// The response for a path that no part of the server handles.
+fn page_not_found() -> Response<ApiBody> {
+    text_response(StatusCode::NOT_FOUND, "404 page not found\n")
+}
+
 /// Adds `Warning` headers to a response.
 fn with_warning_headers(mut response: Response<ApiBody>, warnings: Warnings) -> Response<ApiBody> {
     for warning in warnings.into_inner() {
@@ -242,10 +247,16 @@ impl Inner {
     fn handle_request(self: &Arc<Self>, parts: &Parts, body: &Bytes) -> ApiResult {
         let path = parts.uri.path();
         match request::target(path) {
+            // Only lists and watches of custom resources span namespaces.
+            Some(target) if target.resource.is_custom && target.is_misplaced(&parts.method) => {
+                Ok(page_not_found())
+            }
             Some(target) => self.handle_resource(parts, &target, body),
             None if parts.method == http::Method::GET => document(parts),
-            None if path.starts_with("/api") => Err(Status::method_not_allowed()),
-            None => Ok(text_response(StatusCode::NOT_FOUND, "404 page not found\n")),
+            None if path.starts_with("/api") && !request::is_custom_path(path) => {
+                Err(Status::method_not_allowed())
+            }
+            None => Ok(page_not_found()),
         }
     }
 
@@ -267,14 +278,29 @@ impl Inner {
         target.write_endpoint()?;
         let view = request::response_format(&parts.headers)?;
         let renderer = Renderer::new(target.resource.id, view, query.get("includeObject"), (self.now)())?;
-        let agent = request::user_agent(&parts.headers);
         let warnings = Warnings::default();
+        let answer = self.handle_verb((parts, target, body), verb, &query, renderer, &warnings);
+        let response = answer.unwrap_or_else(|status| error_response(&status));
+        Ok(with_warning_headers(response, warnings))
+    }
+
+    /// Handles a request for a resource other than a binding. Adds the warnings of the request, also if it
+    /// fails.
+    fn handle_verb(
+        self: &Arc<Self>,
+        (parts, target, body): (&Parts, &Target, &Bytes),
+        verb: Verb,
+        query: &Query,
+        renderer: Renderer,
+        warnings: &Warnings,
+    ) -> ApiResult {
+        let agent = request::user_agent(&parts.headers);
         let one = |code, object: &StoredObject| Ok(json_response(code, renderer.object(object)));
-        let answer = match verb {
-            Verb::Get => one(StatusCode::OK, self.get(target, &query)?.as_ref()),
-            Verb::List => Ok(json_response(StatusCode::OK, self.list(target, &query, &renderer)?)),
+        match verb {
+            Verb::Get => one(StatusCode::OK, self.get(target, query)?.as_ref()),
+            Verb::List => Ok(json_response(StatusCode::OK, self.list(target, query, &renderer)?)),
             Verb::Watch => {
-                let frames = Box::pin(self.watch(target, &query, renderer)?);
+                let frames = Box::pin(self.watch(target, query, renderer)?);
                 Ok(response(StatusCode::OK, "application/json", BodyContent::Frames(frames)))
             }
             Verb::Create => {
@@ -282,20 +308,19 @@ impl Inner {
                     return Err(Status::method_not_allowed());
                 }
                 let body = object_body(parts, target, body)?;
-                let options = WriteOptions::parse("CreateOptions", &query, agent, None, &warnings)?;
+                let options = WriteOptions::parse("CreateOptions", query, agent, None, warnings)?;
                 let object = self.create(target, body, options)?;
                 one(StatusCode::CREATED, &object)
             }
             Verb::Update => {
                 let body = object_body(parts, target, body)?;
-                let options = WriteOptions::parse("UpdateOptions", &query, agent, None, &warnings)?;
+                let options = WriteOptions::parse("UpdateOptions", query, agent, None, warnings)?;
                 let (object, created) = self.update(target, body, options)?;
                 one(if created { StatusCode::CREATED } else { StatusCode::OK }, &object)
             }
             Verb::Patch => {
                 let patch_type = request::patch_type(&parts.headers, target.resource)?;
-                let options =
-                    WriteOptions::parse("PatchOptions", &query, agent, Some(patch_type), &warnings)?;
+                let options = WriteOptions::parse("PatchOptions", query, agent, Some(patch_type), warnings)?;
                 if patch_type == PatchType::Apply {
                     let (object, created) = self.apply(target, body, options)?;
                     one(if created { StatusCode::CREATED } else { StatusCode::OK }, &object)
@@ -305,15 +330,14 @@ impl Inner {
             }
             Verb::Delete if target.subresource.is_some() => Err(Status::method_not_allowed()),
             Verb::Delete => {
-                let deleted = self.delete(target, &self.delete_options(parts, &query, body)?)?;
+                let deleted = self.delete(target, &self.delete_options(parts, query, body)?)?;
                 Ok(delete_response(target, &deleted, &renderer))
             }
             Verb::DeleteCollection => {
-                let options = self.delete_options(parts, &query, body)?;
-                self.delete_collection(target, &query, &options)
+                let options = self.delete_options(parts, query, body)?;
+                self.delete_collection(target, query, &options)
             }
-        };
-        answer.map(|response| with_warning_headers(response, warnings))
+        }
     }
 
     fn create_binding(&self, parts: &Parts, target: &Target, query: &Query, body: &Bytes) -> ApiResult {
@@ -352,10 +376,12 @@ impl Inner {
             }
         }
         let resource = target.resource;
+        let mut meta = json!({"resourceVersion": self.store.version().to_string()});
+        set_empty_continue(resource, &mut meta);
         Ok(json_value_response(&json!({
             "kind": format!("{}List", resource.kind),
             "apiVersion": resource.api_version(),
-            "metadata": {"resourceVersion": self.store.version().to_string()},
+            "metadata": meta,
             "items": items,
         })))
     }
@@ -429,7 +455,9 @@ fn document(parts: &Parts) -> ApiResult {
     };
     match known {
         Some(document) => Ok(json_value_response(&document)),
-        None if request::is_resource_path(path) => Err(Status::no_such_resource()),
-        None => Ok(text_response(StatusCode::NOT_FOUND, "404 page not found\n")),
+        None if request::is_resource_path(path) && !request::is_custom_path(path) => {
+            Err(Status::no_such_resource())
+        }
+        None => Ok(page_not_found()),
     }
 }

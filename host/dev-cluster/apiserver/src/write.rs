@@ -20,7 +20,7 @@ use crate::validate;
 /// Maximum attempts of a write that conflicts with concurrent writes of the same object.
 pub(crate) const MAX_RETRIES: usize = 16;
 
-/// Warnings of a successful request.
+/// Warnings of a request, whether it succeeds or not.
 #[derive(Debug, Default)]
 pub(crate) struct Warnings(RefCell<Vec<String>>);
 
@@ -435,15 +435,10 @@ fn check_custom_type(resource: &ResourceDescriptor, body: &Value, source: BodySo
     let (version, kind) = (meta::text(body, "/apiVersion"), meta::text(body, "/kind"));
     let expected = resource.api_version();
     if source == BodySource::Client {
-        let missing = match (kind, version) {
-            ("", _) => Some("Kind"),
-            (_, "") => Some("apiVersion"),
-            _ => None,
-        };
-        if let Some(missing) = missing {
+        if kind.is_empty() {
             let text = body.to_string();
             return Err(Status::bad_request(format!(
-                "the object provided is unrecognized (must be of type {}): Object '{missing}' is missing in \
+                "the object provided is unrecognized (must be of type {}): Object 'Kind' is missing in \
                  '{text}' ({})",
                 resource.kind,
                 body_excerpt(text.as_bytes())
