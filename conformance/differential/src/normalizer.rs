@@ -1,5 +1,6 @@
 //! Normalization of responses. Hides what differs between two runs (uids, times, ages, resource versions,
-//! continue tokens, generated names, and the order of lists without an order), and Go types in messages.
+//! continue tokens, generated names, and the order of lists without an order), Go types in messages, and the
+//! descriptions of columns.
 
 use std::collections::BTreeMap;
 
@@ -42,7 +43,12 @@ impl ResponseNormalizer {
                 });
                 Value::Array(list)
             }
-            Value::Array(list) => {
+            Value::Array(mut list) => {
+                if name == "columnDefinitions" {
+                    for column in list.iter_mut().filter_map(Value::as_object_mut) {
+                        column.remove("description");
+                    }
+                }
                 Value::Array(list.into_iter().map(|one| self.normalize_value(one, name)).collect())
             }
             Value::String(text) => Value::String(normalize_scalar(text, name)),
@@ -221,6 +227,15 @@ mod tests {
         assert_eq!(
             [version_of("a", "7"), version_of("b", "8"), version_of("a", "9"), version_of("a", "7")],
             ["version 1", "version 1", "version 2", "version 1"]
+        );
+    }
+
+    #[test]
+    fn columns_have_no_descriptions() {
+        let body = json!({"columnDefinitions": [{"name": "Age", "type": "date", "description": "An age."}]});
+        assert_eq!(
+            ResponseNormalizer::default().normalize_body(body, None),
+            json!({"columnDefinitions": [{"name": "Age", "type": "date"}]})
         );
     }
 

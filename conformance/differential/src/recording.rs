@@ -11,11 +11,12 @@ use crate::{
 };
 
 /// The recorded responses, in the order of `REQUEST_FILES`.
-const ANSWERS: [&str; 7] = [
+const ANSWERS: [&str; 8] = [
     include_str!("../answers/apply.jsonl"),
     include_str!("../answers/claims.jsonl"),
     include_str!("../answers/core.jsonl"),
     include_str!("../answers/lists.jsonl"),
+    include_str!("../answers/snapshots.jsonl"),
     include_str!("../answers/storage.jsonl"),
     include_str!("../answers/volumes.jsonl"),
     include_str!("../answers/expiry.jsonl"),

@@ -16,7 +16,7 @@ use crate::{
 /// Environment variable with a directory: write the responses there instead of comparing them.
 const RECORD: &str = "RECORD";
 /// Minimum number of requests that the suite sends. Fewer mean that files are missing in the set.
-const MIN_REQUESTS: usize = 300;
+const MIN_REQUESTS: usize = 700;
 
 /// Ids of deviations. The responses of kube-apiserver to requests that are marked with them may differ from
 /// the record: discovery documents change with the build, and YAML is not normalized.
