@@ -33,7 +33,7 @@ pub const fn skipped_count(environment: EnvironmentKind) -> usize {
     }
 }
 
-/// Names of the rows of Secrets, stuck intents, clones, snapshots, detaches and in-tree plugins. They run with a crash on every
+/// Names of the rows of Secrets, stuck intents, detaches and in-tree plugins. They run with a crash on every
 /// environment, in each run of the tests; of the other rows, a test in real time may choose some.
 pub fn always_crashed() -> BTreeSet<&'static str> {
     let tables = [
@@ -42,8 +42,6 @@ pub fn always_crashed() -> BTreeSet<&'static str> {
         secrets::scenarios(),
         changed_secrets::scenarios(),
         stuck_intents::scenarios(),
-        cloning::scenarios(),
-        snapshots::scenarios(),
     ];
     tables.into_iter().flatten().map(|row| row.name).collect()
 }
