@@ -63,6 +63,13 @@ helm4|helm.sh/helm/v4@v4.3.1 h1:UndCoLe9UPmNoL7IvWzaUXveL7T5t/ijoorEmgJdI9g=|./c
 END
 }
 
+# Files of a module: name | module@version with its checksum | directory in the module
+files() {
+  cat <<END
+snapshot-crds|github.com/kubernetes-csi/external-snapshotter/client/v8@v8.7.0 h1:HVaSUeRRHPu49aSiL8eXOjS9Re9G6pM0NzdTGI7mM14=|config/crd
+END
+}
+
 # Programs of Debian: a file, and the package that contains it.
 distribution() {
   cat <<END
@@ -96,6 +103,9 @@ keys() {
   while IFS='|' read -r name source package flags; do
     key "$name" "$source" "$name|$source|$package|$flags"
   done < <(programs)
+  while IFS='|' read -r name source package; do
+    key "$name" "$source" "$name|$source|$package"
+  done < <(files)
 }
 
 where() {
@@ -197,6 +207,17 @@ ensure() {
   mv "$target.new" "$target"
 }
 
+# Copies the files of a module, whose own directory is read-only.
+copy() {
+  local target=$1 source=$2 path=$3 directory
+  [[ ! -d $target ]] || return 0
+  directory=$(module_directory "$source")
+  rm -rf "$target.new"
+  cp -r "$directory/$path" "$target.new"
+  chmod -R u+w "$target.new"
+  mv "$target.new" "$target"
+}
+
 all() {
   local name source package flags target bin
   needs
@@ -208,6 +229,11 @@ all() {
     ensure "$target" "$name" "$source" "$package" "$flags"
     ln -sfn "../../$(basename "${target%/*}")/$name" "$bin/$name"
   done < <(programs)
+  while IFS='|' read -r name source package; do
+    target=$CACHE/$(key "$name" "$source" "$name|$source|$package")
+    copy "$target" "$source" "$package"
+    ln -sfn "../../${target##*/}" "$bin/$name"
+  done < <(files)
   echo "make peers: $(programs | wc -l) programs in $bin" >&2
 }
 

@@ -1,15 +1,17 @@
 //! The CustomResourceDefinitions of snapshots, which a Kubernetes does not have by itself. The embedded API
 //! serves their kinds.
 
-use std::time::Duration;
+use std::{fs, time::Duration};
 
-use anyhow::{Result, ensure};
+use anyhow::{Context as _, Result, ensure};
 use kube::{
     Api, Client,
     api::{ApiResource, DynamicObject, GroupVersionKind, ListParams, PostParams},
 };
 
-use crate::wait::until;
+use serde_json::Value;
+
+use crate::{peers::PeerPrograms, wait::until};
 
 const TIMEOUT: Duration = Duration::from_secs(60);
 const DEFINITIONS: [&str; 3] = [
@@ -54,4 +56,83 @@ pub(crate) async fn install(client: &Client) -> Result<()> {
         .await?;
     }
     Ok(())
+}
+
+/// Compares the definitions of Cofferdam's chart with those of external-snapshotter's client, except
+/// descriptions.
+///
+/// # Errors
+/// `make peers` has not copied the definitions, or some differ.
+pub(crate) fn compare_with_upstream(peers: &PeerPrograms) -> Result<()> {
+    let directory = peers.program("snapshot-crds")?;
+    for ((kind, plural), ours) in KINDS.iter().zip(DEFINITIONS) {
+        let path = directory.join(format!("snapshot.storage.k8s.io_{plural}.yaml"));
+        let text = fs::read_to_string(&path).with_context(|| path.display().to_string())?;
+        let upstream = structure(serde_saphyr::from_str(&text)?);
+        let ours = structure(serde_saphyr::from_str(ours)?);
+        ensure!(
+            ours == upstream,
+            "the definition of {kind} differs from {}: expected {upstream}, found {ours}",
+            path.display()
+        );
+    }
+    Ok(())
+}
+
+/// A definition without what may differ: descriptions, the annotations of the tools that made it, and an empty
+/// status.
+fn structure(mut definition: Value) -> Value {
+    if let Some(annotations) = definition.pointer_mut("/metadata/annotations").and_then(Value::as_object_mut)
+    {
+        annotations.remove("controller-gen.kubebuilder.io/version");
+        annotations.remove("helm.sh/resource-policy");
+    }
+    if let Some(definition) = definition.as_object_mut() {
+        definition.remove("status");
+    }
+    remove_descriptions(&mut definition, false);
+    definition
+}
+
+/// Removes the members `description` of objects, except from `properties`, whose members are names of fields.
+fn remove_descriptions(value: &mut Value, is_properties: bool) {
+    match value {
+        Value::Object(map) => {
+            if !is_properties {
+                map.remove("description");
+            }
+            for (name, member) in map.iter_mut() {
+                remove_descriptions(member, name == "properties");
+            }
+        }
+        Value::Array(list) => list.iter_mut().for_each(|one| remove_descriptions(one, false)),
+        Value::Null | Value::Bool(_) | Value::Number(_) | Value::String(_) => {}
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn only_descriptions_and_marks_of_tools_may_differ() {
+        let definition = |text: &str, kind: &str| {
+            structure(json!({
+                "metadata": {"name": "a", "annotations": {"api-approved.kubernetes.io": "b",
+                    "controller-gen.kubebuilder.io/version": text}},
+                "spec": {"columns": [{"name": "c", "description": text}], "schema": {"description": text,
+                    "properties": {"description": {"type": kind, "description": text}}}},
+                "status": {"conditions": []},
+            }))
+        };
+        let expected = json!({
+            "metadata": {"name": "a", "annotations": {"api-approved.kubernetes.io": "b"}},
+            "spec": {"columns": [{"name": "c"}], "schema": {"properties": {"description": {"type": "string"}}}},
+        });
+        assert_eq!(definition("x", "string"), expected);
+        assert_eq!(definition("y", "string"), expected);
+        assert_ne!(definition("x", "integer"), expected);
+    }
 }

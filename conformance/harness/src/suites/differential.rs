@@ -1,6 +1,7 @@
 //! kube-apiserver still gives the recorded responses with which `make test` compares the embedded API.
 //! Requests that are marked with one of `TOLERATED_DEVIATIONS` are the exception. With the environment
-//! variable `RECORD` the suite records the responses instead.
+//! variable `RECORD` the suite records the responses instead. The definitions of snapshots equal those of
+//! external-snapshotter's client, except descriptions.
 
 use std::{env, path::Path};
 
@@ -23,6 +24,7 @@ const MIN_REQUESTS: usize = 700;
 const TOLERATED_DEVIATIONS: [&str; 2] = ["discovery", "yaml"];
 
 pub(super) async fn run(run: &SuiteRun) -> Result<()> {
+    snapshot_crds::compare_with_upstream(run.peers())?;
     let mut plane = ControlPlane::start(run, ControlPlaneOptions::default()).await?;
     let client = plane.client().clone();
     snapshot_crds::install(&client).await?;
