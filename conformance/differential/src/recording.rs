@@ -11,10 +11,11 @@ use crate::{
 };
 
 /// The recorded responses, in the order of `REQUEST_FILES`.
-const ANSWERS: [&str; 8] = [
+const ANSWERS: [&str; 9] = [
     include_str!("../answers/apply.jsonl"),
     include_str!("../answers/claims.jsonl"),
     include_str!("../answers/core.jsonl"),
+    include_str!("../answers/custom.jsonl"),
     include_str!("../answers/lists.jsonl"),
     include_str!("../answers/snapshots.jsonl"),
     include_str!("../answers/storage.jsonl"),

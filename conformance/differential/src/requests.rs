@@ -6,10 +6,11 @@ use anyhow::{Context as _, Result, bail};
 
 /// The files of the set in the order in which their requests are sent: the name without `.txt`, and the text.
 /// Only the last file has requests before which the API server's history is compacted.
-pub const REQUEST_FILES: [(&str, &str); 8] = [
+pub const REQUEST_FILES: [(&str, &str); 9] = [
     ("apply", include_str!("../requests/apply.txt")),
     ("claims", include_str!("../requests/claims.txt")),
     ("core", include_str!("../requests/core.txt")),
+    ("custom", include_str!("../requests/custom.txt")),
     ("lists", include_str!("../requests/lists.txt")),
     ("snapshots", include_str!("../requests/snapshots.txt")),
     ("storage", include_str!("../requests/storage.txt")),

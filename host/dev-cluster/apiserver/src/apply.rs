@@ -97,6 +97,11 @@ impl Inner {
                 "failed to create typed patch object ({}): {why}",
                 describe_config(resource, &body)
             )),
+            ApplyError::MalformedObject(why) => Status::internal(format!(
+                "failed to create manager for existing fields: failed to convert new object ({}) to smd \
+                 typed: {why}",
+                describe_config(resource, live)
+            )),
             ApplyError::Conflicts(conflicts) => {
                 let error = |conflict: &Conflict| {
                     FieldError::manager_conflict(&conflict.path, &conflict.manager.describe())

@@ -126,7 +126,7 @@ fn type_schema(shape: &'static Type, schemas: &mut Map<String, Value>) -> Value 
             Scalar::Int64 => json!({"type": "integer", "format": "int64"}),
             Scalar::Bool => json!({"type": "boolean"}),
             Scalar::Time | Scalar::MicroTime => json!({"type": "string", "format": "date-time"}),
-            Scalar::IntOrString => json!({"type": "string", "format": "int-or-string"}),
+            Scalar::IntOrString | Scalar::StringOrInt => json!({"type": "string", "format": "int-or-string"}),
         },
     }
 }

@@ -221,7 +221,10 @@ impl MediaRange<'_> {
 
 /// The first supported format in the client's `Accept` header: JSON objects, tables or metadata. Objects if
 /// the header is absent.
-pub(crate) fn response_format(headers: &HeaderMap) -> Result<ResponseFormat, Status> {
+pub(crate) fn response_format(
+    headers: &HeaderMap,
+    resource: &ResourceDescriptor,
+) -> Result<ResponseFormat, Status> {
     for range in parse_accept(headers).iter().filter(|range| range.is_json()) {
         let meta_v1 = range.group == "meta.k8s.io" && range.version == "v1";
         match range.object_kind {
@@ -233,7 +236,7 @@ pub(crate) fn response_format(headers: &HeaderMap) -> Result<ResponseFormat, Sta
             _ => {}
         }
     }
-    Err(Status::not_acceptable())
+    Err(if resource.is_custom { Status::not_acceptable_custom() } else { Status::not_acceptable() })
 }
 
 /// The discovery format that the `Accept` header requests; plain if it requests no supported one.
@@ -410,7 +413,11 @@ mod tests {
             if let Some(accept) = accept {
                 headers.insert("accept", accept.parse().unwrap());
             }
-            assert_eq!(response_format(&headers).ok(), expected, "{accept:?}");
+            assert_eq!(
+                response_format(&headers, crate::descriptors::ResourceKind::ConfigMap.resource()).ok(),
+                expected,
+                "{accept:?}"
+            );
         }
     }
 

@@ -276,7 +276,7 @@ impl Inner {
             };
         }
         target.write_endpoint()?;
-        let view = request::response_format(&parts.headers)?;
+        let view = request::response_format(&parts.headers, target.resource)?;
         let renderer = Renderer::new(target.resource.id, view, query.get("includeObject"), (self.now)())?;
         let warnings = Warnings::default();
         let answer = self.handle_verb((parts, target, body), verb, &query, renderer, &warnings);

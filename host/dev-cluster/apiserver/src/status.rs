@@ -307,6 +307,16 @@ impl Status {
         )
     }
 
+    /// As [`Status::not_acceptable`], for custom resources.
+    pub(crate) fn not_acceptable_custom() -> Self {
+        Self::new(
+            StatusCode::NOT_ACCEPTABLE,
+            "NotAcceptable",
+            "only the following media types are accepted: application/json, application/yaml, \
+             application/vnd.kubernetes.protobuf",
+        )
+    }
+
     pub(crate) fn unsupported_media(accepted: &str) -> Self {
         Self::new(
             StatusCode::UNSUPPORTED_MEDIA_TYPE,

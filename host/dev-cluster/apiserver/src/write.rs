@@ -130,6 +130,10 @@ impl Inner {
             return Err(Status::resource_version_on_create());
         }
         check_namespace(target, &value)?;
+        meta::edit_meta(&mut value, |meta| {
+            meta.remove("deletionTimestamp");
+            meta.remove("deletionGracePeriodSeconds");
+        });
         strategy::set_defaults(kind, &mut value);
         let endpoint = Endpoint { kind, subresource: Subresource::Main };
         let before = fields::initial_managed_fields(sent.as_ref(), &ManagedFields::default());

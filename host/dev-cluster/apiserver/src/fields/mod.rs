@@ -36,6 +36,12 @@ impl Endpoint {
         schema::of(self.kind)
     }
 
+    /// Checks the types of the fields of a custom resource. Those of other kinds are checked when a body is
+    /// decoded.
+    fn check_custom(self, object: &Value) -> Result<(), walk::TypeErrors> {
+        if self.kind.resource().is_custom { walk::check_custom(self.schema(), object) } else { Ok(()) }
+    }
+
     fn field_manager(self, manager: &str, applies: bool) -> FieldManager {
         FieldManager {
             is_apply: applies,
@@ -155,7 +161,8 @@ fn remove_from_managers(
     kept.collect()
 }
 
-/// The managed fields after a create, an update or a patch. `old` is the empty object for a create.
+/// The managed fields after a create, an update or a patch. `old` is the empty object for a create. None if a
+/// field of a custom resource has another type than its schema, also one that the endpoint does not write.
 pub(crate) fn update(
     endpoint: Endpoint,
     managed: &ManagedFields,
@@ -163,6 +170,9 @@ pub(crate) fn update(
     manager: &str,
     now: &str,
 ) -> ManagedFields {
+    if endpoint.check_custom(new).is_err() {
+        return ManagedFields::default();
+    }
     let mut changes = walk::compare(endpoint.schema(), old, new);
     changes.ignore(endpoint.ignored_fields());
     if changes.is_same() {
@@ -196,6 +206,8 @@ pub(crate) struct ApplyResult {
 pub(crate) enum ApplyError {
     /// The configuration does not match the type.
     Malformed(walk::TypeErrors),
+    /// The object has no managed fields and does not match the type, so its fields get no manager.
+    MalformedObject(walk::TypeErrors),
     Conflicts(Vec<Conflict>),
 }
 
@@ -208,6 +220,9 @@ pub(crate) fn apply(
     now: &str,
 ) -> Result<ApplyResult, ApplyError> {
     let shape = endpoint.schema();
+    if managed.is_empty() {
+        endpoint.check_custom(live).map_err(ApplyError::MalformedObject)?;
+    }
     walk::check(shape, config).map_err(ApplyError::Malformed)?;
     let adopted;
     let managed = if managed.is_empty() {

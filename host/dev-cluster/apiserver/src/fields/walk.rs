@@ -454,15 +454,33 @@ fn remove_member(shape: TypeRef<'_>, element: &str, value: &Value, removed: &Fie
 pub(crate) fn check(shape: &Struct, config: &Value) -> Result<(), TypeErrors> {
     let mut errors = Vec::new();
     check_value(TypeRef::Struct(shape), config, "", &mut errors);
-    errors.sort_unstable();
-    errors.dedup();
-    if errors.is_empty() { Ok(()) } else { Err(TypeErrors(errors)) }
+    TypeErrors::result(errors)
 }
 
-/// Fields of a configuration that do not match its type, sorted and without duplicates. The message is that
+/// Checks the fields of a custom resource against their types, except metadata, which is decoded as a Go type
+/// before.
+pub(crate) fn check_custom(shape: &Struct, object: &Value) -> Result<(), TypeErrors> {
+    let mut errors = Vec::new();
+    for (name, value) in map(Some(object)).into_iter().flatten().filter(|(name, _)| *name != "metadata") {
+        if let Some(field) = shape.field(name) {
+            check_value(TypeRef::from_type(&field.field_type), value, &format!(".{name}"), &mut errors);
+        }
+    }
+    TypeErrors::result(errors)
+}
+
+/// Fields of a configuration or object that do not match its type, sorted and without duplicates. The message is that
 /// of structured-merge-diff.
 #[derive(Debug)]
 pub(crate) struct TypeErrors(Vec<String>);
+
+impl TypeErrors {
+    fn result(mut errors: Vec<String>) -> Result<(), Self> {
+        errors.sort_unstable();
+        errors.dedup();
+        if errors.is_empty() { Ok(()) } else { Err(Self(errors)) }
+    }
+}
 
 impl fmt::Display for TypeErrors {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -530,7 +548,9 @@ fn check_list(member: &Type, kind: &ListType, members: &[Value], path: &str, err
 fn check_scalar(scalar: Scalar, value: &Value, path: &str, errors: &mut Vec<String>) {
     let (fits, wanted) = match scalar {
         Scalar::Any => (true, ""),
-        Scalar::String | Scalar::Bytes | Scalar::Time | Scalar::MicroTime => (value.is_string(), "string"),
+        Scalar::String | Scalar::Bytes | Scalar::Time | Scalar::MicroTime | Scalar::StringOrInt => {
+            (value.is_string(), "string")
+        }
         Scalar::Int32 | Scalar::Int64 => (value.is_number(), "numeric (int or float)"),
         Scalar::Bool => (value.is_boolean(), "boolean"),
         Scalar::Quantity | Scalar::IntOrString => (!value.is_object() && !value.is_array(), "any scalar"),
@@ -546,7 +566,7 @@ fn check_scalar(scalar: Scalar, value: &Value, path: &str, errors: &mut Vec<Stri
             Value::Array(_) => "[]interface {}".to_owned(),
             Value::Null | Value::Number(_) | Value::Object(_) => "map[string]interface {}".to_owned(),
         },
-        Scalar::String | Scalar::Bytes | Scalar::Time | Scalar::MicroTime => {
+        Scalar::String | Scalar::Bytes | Scalar::Time | Scalar::MicroTime | Scalar::StringOrInt => {
             format!("&value.valueUnstructured{{Value:{}}}", go_format(value))
         }
         Scalar::Any | Scalar::Bool | Scalar::Quantity | Scalar::IntOrString => {

@@ -156,9 +156,12 @@ fn scalar(scalar: Scalar, value: &mut Value, place: ValuePath<'_>) -> Result<(),
     match (scalar, &mut *value) {
         (Scalar::Any, _) => Ok(()),
         (Scalar::String, Value::String(_)) | (Scalar::Bool, Value::Bool(_)) => Ok(()),
-        (Scalar::Int64 | Scalar::Int32 | Scalar::IntOrString, Value::Number(number)) => {
+        (
+            Scalar::Int64 | Scalar::Int32 | Scalar::IntOrString | Scalar::StringOrInt,
+            Value::Number(number),
+        ) => {
             let fits = match scalar {
-                Scalar::Int64 => number.as_i64().is_some(),
+                Scalar::Int64 | Scalar::StringOrInt => number.as_i64().is_some(),
                 Scalar::Int32
                 | Scalar::IntOrString
                 | Scalar::Any
@@ -171,7 +174,7 @@ fn scalar(scalar: Scalar, value: &mut Value, place: ValuePath<'_>) -> Result<(),
             };
             if fits { Ok(()) } else { Err(mismatch_as(&format!("number {number}"), place, name)) }
         }
-        (Scalar::IntOrString, Value::String(_)) => Ok(()),
+        (Scalar::IntOrString | Scalar::StringOrInt, Value::String(_)) => Ok(()),
         (Scalar::Bytes, Value::String(text)) => {
             base64::first_invalid_index(text).map_or(Ok(()), |index| Err(ValueError::Base64(index)))
         }
@@ -254,7 +257,9 @@ fn zero_value(shape: &'static Type) -> Value {
             Value::Object(map)
         }
         Type::Scalar(Scalar::String | Scalar::Bytes) => Value::from(""),
-        Type::Scalar(Scalar::Int32 | Scalar::Int64 | Scalar::IntOrString) => Value::from(0),
+        Type::Scalar(Scalar::Int32 | Scalar::Int64 | Scalar::IntOrString | Scalar::StringOrInt) => {
+            Value::from(0)
+        }
         Type::Scalar(Scalar::Bool) => Value::Bool(false),
         Type::Scalar(Scalar::Quantity) => Value::from("0"),
         Type::Scalar(Scalar::Any | Scalar::Time | Scalar::MicroTime) | Type::List(..) | Type::Map(..) => {
@@ -310,7 +315,7 @@ fn scalar_name(scalar: Scalar) -> &'static str {
         Scalar::Quantity => "resource.Quantity",
         Scalar::Time => "v1.Time",
         Scalar::MicroTime => "v1.MicroTime",
-        Scalar::IntOrString => "intstr.IntOrString",
+        Scalar::IntOrString | Scalar::StringOrInt => "intstr.IntOrString",
     }
 }
 

@@ -43,6 +43,9 @@ pub(crate) enum Scalar {
     /// A time in microseconds.
     MicroTime,
     IntOrString,
+    /// A string or integer of a custom resource. Its validation accepts both, but field managers only a
+    /// string.
+    StringOrInt,
 }
 
 /// `x-kubernetes-list-type`
@@ -206,6 +209,7 @@ impl Parser {
             "time" => Scalar::Time,
             "microtime" => Scalar::MicroTime,
             "intorstring" => Scalar::IntOrString,
+            "stringorint" => Scalar::StringOrInt,
             name => return Type::Struct(self.parse_struct(name)),
         })
     }

@@ -178,7 +178,9 @@ fn expected_type(scalar: Scalar, value: &Value) -> Option<&'static str> {
         }
         Scalar::Int32 | Scalar::Int64 => (value.is_i64(), "integer"),
         Scalar::Bool => (value.is_boolean(), "boolean"),
-        Scalar::IntOrString => (value.is_string() || value.is_i64() || value.is_u64(), "integer,string"),
+        Scalar::IntOrString | Scalar::StringOrInt => {
+            (value.is_string() || value.is_i64() || value.is_u64(), "integer,string")
+        }
     };
     (!matches).then_some(name)
 }
