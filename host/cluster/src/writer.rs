@@ -231,9 +231,17 @@ impl Writer {
     /// # Errors
     /// [`ApiError::Conflict`] if the object has another version.
     pub async fn add_finalizer<K: CachedKind>(&self, object: &K, name: &str) -> Result<K, ApiError> {
+        self.add_finalizers(object, &[name]).await
+    }
+
+    /// As [`Writer::add_finalizer`], for several finalizers in one request.
+    ///
+    /// # Errors
+    /// As [`Writer::add_finalizer`].
+    pub async fn add_finalizers<K: CachedKind>(&self, object: &K, names: &[&str]) -> Result<K, ApiError> {
         let meta = object.meta();
-        let mut finalizers: Vec<&str> = meta.finalizers.iter().map(AsRef::as_ref).collect();
-        finalizers.push(name);
+        let finalizers: Vec<&str> =
+            meta.finalizers.iter().map(AsRef::as_ref).chain(names.iter().copied()).collect();
         let patch = json!({"metadata": {"finalizers": finalizers}});
         self.merge_patch(&object.key(), PatchTarget::Object, meta.resource_version, patch).await
     }

@@ -174,11 +174,9 @@ impl SnapshotController {
                     self.patch_snapshot(&snapshot, &text, patch).await
                 }
                 SnapshotVerdict::AddFinalizers(missing) => {
-                    let finalizers = snapshot.meta.finalizers.iter().map(|name| &**name);
-                    let finalizers: Vec<&str> = finalizers.chain(missing).collect();
-                    let patch = json!({"metadata": {"finalizers": finalizers}});
                     let text = format!("adds finalizers to VolumeSnapshot {key}");
-                    let added = self.patch_snapshot(&snapshot, &text, patch).await;
+                    let write = self.context.writer.add_finalizers(&*snapshot, &missing);
+                    let added = self.record(&text, write).await.map(drop);
                     self.report(&snapshot, "SnapshotFinalizerError", added)
                 }
                 SnapshotVerdict::RemoveFinalizers(mut finalizers) => {
