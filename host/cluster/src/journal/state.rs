@@ -144,6 +144,11 @@ pub(super) struct State {
 }
 
 impl State {
+    /// Returns `true` if there is an intent for the claim, durable or not, decodable or not.
+    fn has_intent_for_claim(&self, claim: &Uid) -> bool {
+        self.intents.contains_key(claim) || self.undecodable.contains(claim)
+    }
+
     /// Removes an intent and subtracts it from the counts of its shard.
     pub(super) fn remove_intent(&mut self, uid: &Uid) -> Option<TrackedIntent> {
         let tracked = self.intents.remove(uid)?;
@@ -350,16 +355,14 @@ impl Journal {
     /// are not yet durable, and undecodable intents for the claim.
     pub fn has_intent_for(&self, claim: &Uid, volume: &VolumeName) -> bool {
         let state = self.inner.state.lock();
-        state.intents.contains_key(claim)
-            || state.undecodable.contains(claim)
+        state.has_intent_for_claim(claim)
             || state.intents.values().any(|tracked| tracked.intent.request.name == volume.as_str())
     }
 
     /// Returns `true` if there is an intent for the claim. Includes intents that are not yet durable, and
     /// undecodable ones.
     pub fn has_intent_for_claim(&self, claim: &Uid) -> bool {
-        let state = self.inner.state.lock();
-        state.intents.contains_key(claim) || state.undecodable.contains(claim)
+        self.inner.state.lock().has_intent_for_claim(claim)
     }
 
     /// The claim of an intent whose volume has this content source. Includes intents that are not yet

@@ -375,8 +375,7 @@ impl Provisioner {
 
     /// Returns true if the claim has an intent, which may not be durable yet.
     pub(super) fn has_intent_for(&self, uid: &Uid) -> bool {
-        let drivers = self.context.drivers.values();
-        drivers.into_iter().any(|driver| driver.journal.has_intent_for_claim(uid))
+        self.context.drivers.values().any(|driver| driver.journal.has_intent_for_claim(uid))
     }
 
     fn find_intent(&self, uid: &Uid) -> Option<(&ManagedDriver, Arc<Intent>)> {
