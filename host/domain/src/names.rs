@@ -163,6 +163,18 @@ pub fn is_pod_attachment(name: &VolumeAttachmentName) -> bool {
     digest.len() == 64 && digest.bytes().all(|byte| byte.is_ascii_digit() || (b'a'..=b'f').contains(&byte))
 }
 
+/// Name of a volume or snapshot that a driver creates for the object with this UID: the prefix and the UID, or
+/// the first `length` characters of the UID without its dashes. Sources: external-provisioner's
+/// `makeVolumeName`, csi-snapshotter's `makeSnapshotName`.
+pub fn name_with_uid(prefix: &str, length: Option<u8>, uid: &Uid) -> String {
+    let uid = uid.to_string();
+    let suffix = match length {
+        None => uid,
+        Some(length) => uid.chars().filter(|c| *c != '-').take(length.into()).collect(),
+    };
+    format!("{prefix}-{suffix}")
+}
+
 /// ConfigMap of the intent journal: annotation by which an operator confirms that the driver has no volume
 /// for the intent of the claim with this uid, although its CreateVolume call has no final result. The value
 /// is the operator's reason.

@@ -201,16 +201,9 @@ pub fn is_relevant_change(old: Option<&Claim>, new: &Claim) -> bool {
     })
 }
 
-/// Returns the name of the PersistentVolume that is provisioned for the claim with this UID: the prefix and
-/// the UID, or the first `uuid_length` characters of the UID without its dashes. Source:
-/// external-provisioner's `makeVolumeName`.
+/// Returns the name of the PersistentVolume that is provisioned for the claim with this UID.
 pub fn volume_name(prefix: &str, uuid_length: Option<u8>, claim: &Uid) -> VolumeName {
-    let uid = claim.to_string();
-    let uid = match uuid_length {
-        None => uid,
-        Some(length) => uid.chars().filter(|c| *c != '-').take(length.into()).collect(),
-    };
-    VolumeName::from(format!("{prefix}-{uid}"))
+    VolumeName::from(names::name_with_uid(prefix, uuid_length, claim))
 }
 
 /// Decides the next effect for the claim with this UID.

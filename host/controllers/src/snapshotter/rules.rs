@@ -125,13 +125,8 @@ fn create_request(
             extra.map(|(key, value)| (format!("{RESERVED_PARAMETER_PREFIX}{key}"), value.to_owned())),
         );
     }
-    let uid_text = uid.to_string();
-    let suffix = match settings.name_uuid_length {
-        None => uid_text,
-        Some(length) => uid_text.chars().filter(|c| *c != '-').take(length.into()).collect(),
-    };
     Ok(CreateSnapshot {
-        name: format!("{}-{suffix}", settings.name_prefix),
+        name: names::name_with_uid(&settings.name_prefix, settings.name_uuid_length, uid),
         source: volume.clone(),
         parameters,
         owner: Some(SnapshotOwner {
