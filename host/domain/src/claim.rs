@@ -1,6 +1,6 @@
 //! PersistentVolumeClaim.
 
-use std::sync::Arc;
+use std::{fmt, sync::Arc};
 
 use crate::{
     ids::{ClaimKey, ObjectMeta, Uid, VolumeName, VolumeSnapshotKey},
@@ -225,6 +225,24 @@ impl DataSource {
     }
 }
 
+/// Namespace and name of the object from which the content of a claim's volume is taken.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub enum SourceKey {
+    /// A PersistentVolumeClaim, whose volume is cloned.
+    Claim(ClaimKey),
+    /// A VolumeSnapshot, which is restored.
+    Snapshot(VolumeSnapshotKey),
+}
+
+impl fmt::Display for SourceKey {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Claim(key) => write!(f, "claim {key}"),
+            Self::Snapshot(key) => write!(f, "VolumeSnapshot {key}"),
+        }
+    }
+}
+
 /// A PersistentVolumeClaim.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Claim {
@@ -282,6 +300,12 @@ impl Claim {
         let has = Some(has).filter(|has| *has != requested);
         let target = Some(target).filter(|to| *to != requested && Some(*to) != has);
         [Some(requested), has, target].into_iter().flatten().filter(|name| !name.is_empty())
+    }
+
+    /// The source of this claim's volume. `None` if this claim has no source, or a source of another kind or
+    /// namespace.
+    pub fn source_key(&self) -> Option<SourceKey> {
+        self.source_claim().map(SourceKey::Claim).or_else(|| self.source_snapshot().map(SourceKey::Snapshot))
     }
 
     /// The claim from whose volume the content of this claim's volume is cloned. `None` if this claim has no

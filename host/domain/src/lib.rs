@@ -24,7 +24,7 @@ pub mod volume_snapshot;
 
 pub use claim::{
     Claim, ClaimCondition, ClaimConditionType, ClaimPhase, ModifyState, ModifyVolumeStatus, Progress,
-    ResizeState,
+    ResizeState, SourceKey,
 };
 pub use class::{BindingMode, StorageClass, VolumeAttributesClass};
 pub use ids::{

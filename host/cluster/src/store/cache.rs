@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use cofferdam_domain::{
     AccessModes, Claim, ClaimKey, CsiDriver, CsiNode, DriverName, Node, NodeName, Pod, Quantity,
-    SnapshotHandle, StorageClass, Uid, Volume, VolumeAttachment, VolumeAttributesClass,
+    SnapshotHandle, SourceKey, StorageClass, Uid, Volume, VolumeAttachment, VolumeAttributesClass,
     VolumeAttributesClassName, VolumeHandle, VolumeMode, VolumeName, VolumeSnapshot, VolumeSnapshotClass,
     VolumeSnapshotContent, VolumeSnapshotContentName,
 };
@@ -80,6 +80,14 @@ impl Cache {
     pub fn claims_referencing_volume(&self, volume: &VolumeName) -> Vec<ClaimKey> {
         self.claims.query(|index, _| {
             index.by_volume.get(volume).map(|keys| keys.iter().cloned().collect()).unwrap_or_default()
+        })
+    }
+
+    /// Claims whose volume has this source, sorted by name.
+    pub fn claims_with_source(&self, source: &SourceKey) -> Vec<Arc<Claim>> {
+        self.claims.query(|index, claims| {
+            let keys = index.by_source.get(source).into_iter().flatten();
+            keys.filter_map(|key| claims.get(key).cloned()).collect()
         })
     }
 

@@ -33,8 +33,9 @@ use cofferdam_cluster::{
     queue::{Action, Queue},
 };
 use cofferdam_domain::{
-    Claim, ClaimKey, CsiNode, DriverName, Node, NodeName, StorageClass, Uid, Volume, VolumeAttachment,
-    VolumeAttributesClass, VolumeName, VolumeSnapshot, VolumeSnapshotKey, names, term::Term,
+    Claim, ClaimKey, CsiNode, DriverName, Node, NodeName, SourceKey, StorageClass, Uid, Volume,
+    VolumeAttachment, VolumeAttributesClass, VolumeName, VolumeSnapshot, VolumeSnapshotKey, names,
+    term::Term,
 };
 use parking_lot::Mutex;
 use serde_json::json;
@@ -51,7 +52,7 @@ use super::{
     metrics::ProvisionerMetrics,
     release_hints::ReleaseHints,
     rules::{self, ProvisionVerdict, ProvisionerOptions},
-    source::{self, SourceKey},
+    source,
     source_waits::SourceWaits,
 };
 use crate::{
@@ -255,7 +256,7 @@ impl Provisioner {
             self.journal_waits.remove(&old.meta.uid);
             self.call_backoff.remove(&old.meta.uid);
             self.waiting_for_topology.lock().remove(&old.meta.uid);
-            if let Some(source) = SourceKey::of(old) {
+            if let Some(source) = old.source_key() {
                 self.source_waits.remove(&source, &old.meta.uid);
             }
             self.claims.add(old.meta.uid.clone());
@@ -264,7 +265,7 @@ impl Provisioner {
             self.enqueue_waiting_for(&SourceKey::Claim(change.key.clone()));
         }
         self.enqueue_protected_source(&change.key);
-        if let Some(source) = old.or(new).and_then(SourceKey::of) {
+        if let Some(source) = old.or(new).and_then(Claim::source_key) {
             self.enqueue_source(&source);
         }
         if let Some(bound) = new.filter(|new| new.volume.is_some()) {

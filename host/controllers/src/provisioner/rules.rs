@@ -14,7 +14,8 @@ use std::{
 use cofferdam_cluster::{Cache, Intent, IntentClass, IntentSecrets, Lookup};
 use cofferdam_domain::{
     AccessMode, AccessModes, BindingMode, Claim, ClaimKey, ClusterId, DriverName, NodeName, ReclaimPolicy,
-    StorageClass, Uid, Volume, VolumeHandle, VolumeMode, VolumeName, VolumePhase, VolumeSnapshotKey, names,
+    SourceKey, StorageClass, Uid, Volume, VolumeHandle, VolumeMode, VolumeName, VolumePhase,
+    VolumeSnapshotKey, names,
     storage::{
         AccessType, CapacityRange, ContentSource, CreateVolume, CreatedVolume, CsiAccessMode, ErrorKind,
         Finality, Parameters, StorageError, TopologyRequirement, VolumeCapability, VolumeOwner,
@@ -24,7 +25,7 @@ use cofferdam_domain::{
 use super::{
     mending, parameters, placement,
     secret_references::{self, TokenValues},
-    source::{self, FoundSource, SourceKey, SourceObject, snapshot::LiveSnapshot},
+    source::{self, FoundSource, SourceObject, snapshot::LiveSnapshot},
     topology::{self, TopologyError, TopologyInput},
 };
 use crate::{
@@ -570,7 +571,7 @@ fn check_source_kind(
     if !data_source.is_claim() && !data_source.is_snapshot() {
         return Err(Box::new(ProvisionVerdict::LeaveToPopulator));
     }
-    let message = match SourceKey::of(claim) {
+    let message = match claim.source_key() {
         None => format!(
             "spec.dataSourceRef.namespace is {:?}; expected none, or the namespace of the claim",
             data_source.namespace.as_deref().unwrap_or_default()
@@ -595,7 +596,7 @@ fn find_source(
     claim: &Claim,
     class: &StorageClass,
 ) -> Result<Option<FoundSource>, Box<ProvisionVerdict>> {
-    let Some(key) = SourceKey::of(claim) else { return Ok(None) };
+    let Some(key) = claim.source_key() else { return Ok(None) };
     let failed = |reason: String| {
         let class = claim.class_name();
         format!(

@@ -5,13 +5,13 @@ use std::sync::Arc;
 
 use cofferdam_cluster::{ApiError, Lookup, queue::Action};
 use cofferdam_domain::{
-    Claim, ClaimKey, DriverName, Uid, VolumeSnapshot, VolumeSnapshotContent, VolumeSnapshotKey, names,
-    storage::ContentSource,
+    Claim, ClaimKey, DriverName, SourceKey, Uid, VolumeSnapshot, VolumeSnapshotContent, VolumeSnapshotKey,
+    names, storage::ContentSource,
 };
 
 use super::{
     reconcile::Provisioner,
-    source::{self, SourceKey, SourceObject, SourceProtectionVerdict, snapshot::LiveSnapshot},
+    source::{self, SourceObject, SourceProtectionVerdict, snapshot::LiveSnapshot},
 };
 use crate::reconcile::{MAX_EFFECTS, action_for_write_error};
 

@@ -2,10 +2,8 @@
 
 use std::collections::{HashMap, HashSet};
 
-use cofferdam_domain::Uid;
+use cofferdam_domain::{SourceKey, Uid};
 use parking_lot::Mutex;
-
-use super::source::SourceKey;
 
 /// Waiting claims by uid, by their source.
 #[derive(Debug, Default)]

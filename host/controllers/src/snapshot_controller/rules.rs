@@ -10,7 +10,7 @@ use std::sync::Arc;
 
 use cofferdam_cluster::{Cache, Lookup};
 use cofferdam_domain::{
-    Claim, ClaimKey, ClaimPhase, Volume, VolumePhase, VolumeSnapshot, VolumeSnapshotClass,
+    Claim, ClaimKey, ClaimPhase, SourceKey, Volume, VolumePhase, VolumeSnapshot, VolumeSnapshotClass,
     VolumeSnapshotClassName, VolumeSnapshotContent, VolumeSnapshotContentName, names,
     volume_snapshot::{DeletionPolicy, SnapshotContentSource, VolumeSnapshotSource, VolumeSnapshotStatus},
 };
@@ -388,13 +388,8 @@ fn decide_deletion(cache: &Cache, snapshot: &VolumeSnapshot) -> SnapshotVerdict 
 
 /// A claim without a volume that names the VolumeSnapshot as its source.
 fn claim_to_restore(cache: &Cache, snapshot: &VolumeSnapshot) -> Option<ClaimKey> {
-    let claims = cache.claims.list();
-    let waiting = claims.iter().find(|claim| {
-        claim.phase == ClaimPhase::Pending
-            && !claim.meta.deleting
-            && claim.key.namespace == snapshot.key.namespace
-            && claim.source_snapshot().as_ref() == Some(&snapshot.key)
-    });
+    let claims = cache.claims_with_source(&SourceKey::Snapshot(snapshot.key.clone()));
+    let waiting = claims.iter().find(|claim| claim.phase == ClaimPhase::Pending && !claim.meta.deleting);
     waiting.map(|claim| claim.key.clone())
 }
 

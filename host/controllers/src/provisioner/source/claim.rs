@@ -10,11 +10,11 @@ use std::sync::Arc;
 
 use cofferdam_cluster::{Cache, Lookup};
 use cofferdam_domain::{
-    Claim, ClaimKey, ClaimPhase, DriverName, Quantity, StorageClass, Uid, Volume, VolumeHandle, VolumeName,
-    VolumePhase, names,
+    Claim, ClaimKey, ClaimPhase, DriverName, Quantity, SourceKey, StorageClass, Uid, Volume, VolumeHandle,
+    VolumeName, VolumePhase, names,
 };
 
-use super::SourceProtectionVerdict;
+use super::{SourceProtectionVerdict, find_dependent};
 
 /// The claim and the volume that a new volume is cloned from.
 #[derive(Clone, Debug, PartialEq)]
@@ -117,12 +117,10 @@ pub(in crate::provisioner) fn find_source_volume(
 /// Returns true if a claim has changed in a field that [`find_source_volume`] reads. `None` is a claim that
 /// does not exist.
 pub(in crate::provisioner) fn is_source_change(old: Option<&Claim>, new: Option<&Claim>) -> bool {
-    let fields = |claim: &Claim| {
-        let class = claim.class_name().to_owned();
-        let request = claim.request.as_ref().ok().cloned();
-        (claim.meta.uid.clone(), claim.meta.deleting, claim.phase, claim.volume.clone(), class, request)
-    };
-    old.map(fields) != new.map(fields)
+    let (Some(old), Some(new)) = (old, new) else { return old.is_some() != new.is_some() };
+    (&old.meta.uid, old.meta.deleting, old.phase) != (&new.meta.uid, new.meta.deleting, new.phase)
+        || (&old.volume, old.class_name()) != (&new.volume, new.class_name())
+        || old.request.as_ref().ok() != new.request.as_ref().ok()
 }
 
 /// Decides the next effect for the finalizer of a source claim.
@@ -143,20 +141,11 @@ pub(in crate::provisioner) fn decide_source_protection(
     if !source.meta.deleting {
         return SourceProtectionVerdict::NoAction;
     }
-    let is_managed = |claim: &Claim| {
-        let class = cache.class(claim.class_name()).into_object();
-        class.is_some_and(|class| is_managed_driver(&class.provisioner))
-    };
-    let clones = cache.claims.list();
-    let in_progress = clones.iter().find(|clone| {
-        clone.phase == ClaimPhase::Pending
-            && clone.key.namespace == source.key.namespace
-            && clone.source_claim().as_ref() == Some(&source.key)
-            && (has_intent(&clone.meta.uid) || !is_managed(clone))
-    });
-    in_progress.map_or(SourceProtectionVerdict::Remove(index), |clone| {
-        SourceProtectionVerdict::Wait(clone.key.clone())
-    })
+    let key = SourceKey::Claim(source.key.clone());
+    match find_dependent(cache, &key, source.meta.deleting, is_managed_driver, has_intent) {
+        None => SourceProtectionVerdict::Remove(index),
+        Some(clone) => SourceProtectionVerdict::Wait(clone),
+    }
 }
 
 #[cfg(test)]

@@ -4,35 +4,12 @@
 pub(super) mod claim;
 pub(super) mod snapshot;
 
-use std::{fmt, sync::Arc};
+use std::sync::Arc;
 
-use cofferdam_domain::{Claim, ClaimKey, VolumeSnapshot, VolumeSnapshotKey, storage::ContentSource};
-
-/// Namespace and name of a source.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub enum SourceKey {
-    /// A PersistentVolumeClaim, whose volume is cloned.
-    Claim(ClaimKey),
-    /// A VolumeSnapshot, which is restored.
-    Snapshot(VolumeSnapshotKey),
-}
-
-impl SourceKey {
-    /// The source of a claim's volume. `None` if the claim has no source, or a source of another kind or
-    /// namespace.
-    pub fn of(claim: &Claim) -> Option<Self> {
-        claim.source_claim().map(Self::Claim).or_else(|| claim.source_snapshot().map(Self::Snapshot))
-    }
-}
-
-impl fmt::Display for SourceKey {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Claim(key) => write!(f, "claim {key}"),
-            Self::Snapshot(key) => write!(f, "VolumeSnapshot {key}"),
-        }
-    }
-}
+use cofferdam_cluster::Cache;
+use cofferdam_domain::{
+    Claim, ClaimKey, ClaimPhase, DriverName, SourceKey, Uid, VolumeSnapshot, storage::ContentSource,
+};
 
 /// The object of a source.
 #[derive(Clone, Debug, PartialEq)]
@@ -61,4 +38,26 @@ pub(super) enum SourceProtectionVerdict {
     Wait(ClaimKey),
     /// Remove the finalizer, which has this index in the list.
     Remove(usize),
+}
+
+/// Finds a claim without a volume that keeps the finalizer of this source. If the source is being deleted, a
+/// claim whose driver is in `is_managed_driver` counts only if it has an intent, according to `has_intent`: no
+/// other claim of these drivers can get a volume from it.
+fn find_dependent(
+    cache: &Cache,
+    source: &SourceKey,
+    is_deleting: bool,
+    is_managed_driver: &dyn Fn(&DriverName) -> bool,
+    has_intent: &dyn Fn(&Uid) -> bool,
+) -> Option<ClaimKey> {
+    let is_managed = |claim: &Claim| {
+        let class = cache.class(claim.class_name()).into_object();
+        class.is_some_and(|class| is_managed_driver(&class.provisioner))
+    };
+    let claims = cache.claims_with_source(source);
+    let dependent = claims.iter().find(|claim| {
+        claim.phase == ClaimPhase::Pending
+            && (!is_deleting || has_intent(&claim.meta.uid) || !is_managed(claim))
+    });
+    dependent.map(|claim| claim.key.clone())
 }

@@ -9,11 +9,11 @@ use std::sync::Arc;
 
 use cofferdam_cluster::Cache;
 use cofferdam_domain::{
-    Claim, DriverName, Quantity, StorageClass, Uid, VolumeSnapshot, VolumeSnapshotContent,
+    Claim, DriverName, Quantity, SourceKey, StorageClass, Uid, VolumeSnapshot, VolumeSnapshotContent,
     VolumeSnapshotContentName, names, storage::ContentSource,
 };
 
-use super::{FoundSource, SourceObject, SourceProtectionVerdict};
+use super::{FoundSource, SourceObject, SourceProtectionVerdict, find_dependent};
 
 /// The objects of a source, as a live read returned them.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -130,22 +130,12 @@ pub(in crate::provisioner) fn decide_snapshot_protection(
     let Some(index) = snapshot.meta.finalizer_index(names::RESTORE_PROTECTION) else {
         return SourceProtectionVerdict::NoAction;
     };
-    let is_managed = |claim: &Claim| {
-        let class = cache.class(claim.class_name()).into_object();
-        class.is_some_and(|class| is_managed_driver(&class.provisioner))
-    };
-    let claims = cache.claims.list();
-    let in_progress = claims.iter().find(|claim| {
-        claim.phase == cofferdam_domain::ClaimPhase::Pending
-            && claim.key.namespace == snapshot.key.namespace
-            && claim.source_snapshot().as_ref() == Some(&snapshot.key)
-            && (!snapshot.meta.deleting || has_intent(&claim.meta.uid) || !is_managed(claim))
-    });
-    match in_progress {
+    let key = SourceKey::Snapshot(snapshot.key.clone());
+    match find_dependent(cache, &key, snapshot.meta.deleting, is_managed_driver, has_intent) {
         None => SourceProtectionVerdict::Remove(index),
         // A change of the claim enqueues the VolumeSnapshot.
         Some(_) if !snapshot.meta.deleting => SourceProtectionVerdict::NoAction,
-        Some(claim) => SourceProtectionVerdict::Wait(claim.key.clone()),
+        Some(claim) => SourceProtectionVerdict::Wait(claim),
     }
 }
 
