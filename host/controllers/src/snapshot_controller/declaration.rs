@@ -10,7 +10,7 @@ use super::reconcile::{SnapshotController, SnapshotControllerContext};
 use crate::{
     context::ProcessContext,
     controller::DeclaredController,
-    rbac::{CORE, DriverPlacement, Rule, RuleSet, SNAPSHOT, WATCH},
+    rbac::{CORE, DriverPlacement, Rule, RuleSet, SNAPSHOT},
     role::Role,
     settings::Settings,
     watches::WatchSpec,
@@ -24,7 +24,7 @@ pub const ROLE: Role = Role::new("snapshot-controller");
 const RULES: &[Rule] = &[
     // The finalizer of source claims.
     Rule::cluster(CORE, "persistentvolumeclaims", &["patch"]),
-    Rule::cluster(SNAPSHOT, "volumesnapshotclasses", WATCH),
+    Rule::cluster(SNAPSHOT, "volumesnapshotclasses", &["get", "list", "watch"]),
     Rule::cluster(SNAPSHOT, "volumesnapshotcontents", &["create", "delete", "get", "list", "patch", "watch"]),
     Rule::cluster(SNAPSHOT, "volumesnapshots", &["get", "list", "patch", "watch"]),
     Rule::cluster(SNAPSHOT, "volumesnapshots/status", &["patch"]),

@@ -6,7 +6,7 @@ use cofferdam_cluster::{
     ApiError, Cache, Change, Clock, Lookup, Precondition, Writer,
     metrics::Metrics,
     queue::{Action, ExponentialBackoff, Queue},
-    writer::PatchTarget,
+    writer::{CachedKind, PatchTarget},
 };
 use cofferdam_domain::{
     Claim, ClaimKey, Volume, VolumeSnapshot, VolumeSnapshotClass, VolumeSnapshotContent,
@@ -18,7 +18,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::{
     content::new_content,
-    rules::{self, ContentVerdict, SnapshotFailure, SnapshotVerdict},
+    rules::{self, ContentVerdict, Dependency, SnapshotFailure, SnapshotVerdict},
     secret_references, status,
 };
 use crate::{
@@ -171,7 +171,7 @@ impl SnapshotController {
                 SnapshotVerdict::SetClass(class) => {
                     let patch = json!({"spec": {"volumeSnapshotClassName": class}});
                     let text = format!("sets the class {class} of VolumeSnapshot {key}");
-                    self.patch_snapshot(&snapshot, &text, patch).await
+                    self.patch(&*snapshot, PatchTarget::Object, &text, patch).await
                 }
                 SnapshotVerdict::AddFinalizers(missing) => {
                     let text = format!("adds finalizers to VolumeSnapshot {key}");
@@ -179,12 +179,8 @@ impl SnapshotController {
                     let added = self.record(&text, write).await.map(drop);
                     self.report(&snapshot, "SnapshotFinalizerError", added)
                 }
-                SnapshotVerdict::RemoveFinalizers(mut finalizers) => {
-                    let text = format!("removes finalizers of VolumeSnapshot {key}");
-                    let uid = &snapshot.meta.uid;
-                    let writer = &self.context.writer;
-                    let write = writer.remove_finalizers::<VolumeSnapshot>(key, uid, &mut finalizers);
-                    let removed = self.record(&text, write).await.map(drop);
+                SnapshotVerdict::RemoveFinalizers { finalizers, uncached_content } => {
+                    let removed = self.remove_finalizers(&snapshot, finalizers, uncached_content).await;
                     self.report(&snapshot, "SnapshotFinalizerError", removed)
                 }
                 SnapshotVerdict::AddClaimFinalizer(claim) => {
@@ -214,7 +210,7 @@ impl SnapshotController {
                     let patch =
                         json!({"metadata": {"annotations": {names::SNAPSHOT_BEING_DELETED: names::YES}}});
                     let text = format!("marks VolumeSnapshotContent {} for deletion", content.name);
-                    let marked = self.patch_content(&content, &text, patch).await;
+                    let marked = self.patch(&*content, PatchTarget::Object, &text, patch).await;
                     let reason = "SnapshotContentObjectDeleteError";
                     match self.after_content_write(&snapshot, &content, reason, marked).await {
                         None => Ok(()),
@@ -253,27 +249,15 @@ impl SnapshotController {
         self.context.recorders.of_role().record_effect(text, write).await
     }
 
-    async fn patch_snapshot(
+    async fn patch<K: CachedKind>(
         &self,
-        snapshot: &VolumeSnapshot,
+        object: &K,
+        target: PatchTarget,
         text: &str,
         patch: Value,
     ) -> Result<(), ApiError> {
-        let (key, version) = (&snapshot.key, snapshot.meta.resource_version);
-        let target = PatchTarget::Object;
-        let write = self.context.writer.merge_patch::<VolumeSnapshot>(key, target, version, patch);
-        self.record(text, write).await.map(drop)
-    }
-
-    async fn patch_content(
-        &self,
-        content: &VolumeSnapshotContent,
-        text: &str,
-        patch: Value,
-    ) -> Result<(), ApiError> {
-        let (name, version) = (&content.name, content.meta.resource_version);
-        let target = PatchTarget::Object;
-        let write = self.context.writer.merge_patch::<VolumeSnapshotContent>(name, target, version, patch);
+        let (key, version) = (object.key(), object.meta().resource_version);
+        let write = self.context.writer.merge_patch::<K>(&key, target, version, patch);
         self.record(text, write).await.map(drop)
     }
 
@@ -308,6 +292,24 @@ impl SnapshotController {
         Some(action_for_write_error::<VolumeSnapshotContent>(writer, &content.name, &error).await)
     }
 
+    /// Removes the finalizers of a VolumeSnapshot, unless the content exists that is not cached. A next
+    /// decision then finds it in the cache.
+    async fn remove_finalizers(
+        &self,
+        snapshot: &VolumeSnapshot,
+        mut finalizers: Vec<(usize, &'static str)>,
+        uncached_content: Option<VolumeSnapshotContentName>,
+    ) -> Result<(), ApiError> {
+        if let Some(name) = uncached_content
+            && self.refresh::<VolumeSnapshotContent>(&name).await?
+        {
+            return Ok(());
+        }
+        let (key, uid, writer) = (&snapshot.key, &snapshot.meta.uid, &self.context.writer);
+        let write = writer.remove_finalizers::<VolumeSnapshot>(key, uid, &mut finalizers);
+        self.record(&format!("removes finalizers of VolumeSnapshot {key}"), write).await.map(drop)
+    }
+
     /// Creates the content of a VolumeSnapshot.
     ///
     /// # Errors
@@ -322,7 +324,7 @@ impl SnapshotController {
         let secret = match secret_references::snapshot_secret(class, &snapshot.key, &name) {
             Ok(secret) => secret,
             Err(error) => {
-                let failure = SnapshotFailure::new("SnapshotContentCreationFailed", error.to_string());
+                let failure = SnapshotFailure::new(rules::CREATION_FAILED, error.to_string());
                 return Err(self.fail(snapshot, failure).await);
             }
         };
@@ -359,20 +361,7 @@ impl SnapshotController {
             spec.insert("volumeSnapshotClassName".to_owned(), json!(class));
         }
         let text = format!("binds VolumeSnapshotContent {} to VolumeSnapshot {}", content.name, snapshot.key);
-        self.patch_content(content, &text, json!({"spec": spec})).await
-    }
-
-    async fn patch_status(
-        &self,
-        snapshot: &VolumeSnapshot,
-        text: &str,
-        status: Value,
-    ) -> Result<(), ApiError> {
-        let (key, version) = (&snapshot.key, snapshot.meta.resource_version);
-        let patch = json!({"status": status});
-        let target = PatchTarget::Status;
-        let write = self.context.writer.merge_patch::<VolumeSnapshot>(key, target, version, patch);
-        self.record(text, write).await.map(drop)
+        self.patch(content, PatchTarget::Object, &text, json!({"spec": spec})).await
     }
 
     async fn update_status(
@@ -384,7 +373,8 @@ impl SnapshotController {
     ) -> Result<(), ApiError> {
         let key = &snapshot.key;
         let text = format!("copies the status of the content to VolumeSnapshot {key}");
-        let written = self.patch_status(snapshot, &text, status::status_patch(status)).await;
+        let patch = json!({"status": status::status_patch(status)});
+        let written = self.patch(snapshot, PatchTarget::Status, &text, patch).await;
         self.report(snapshot, "SnapshotStatusUpdateFailed", written)?;
         let emit = |reason, text| {
             self.context.events.emit(snapshot, COMPONENT, EventSpec::normal(reason, text));
@@ -401,10 +391,18 @@ impl SnapshotController {
     /// Writes a failure to the status, unless the status has it, and emits its event then. Returns the
     /// back-off.
     async fn fail(&self, snapshot: &VolumeSnapshot, failure: SnapshotFailure) -> Action {
-        let SnapshotFailure { reason, message, resets_ready } = failure;
+        let SnapshotFailure { reason, message, resets_ready, dependency } = failure;
         let known = snapshot.status.as_ref().and_then(|status| status.error.as_deref());
         if known.is_some_and(|error| *error.message == *message) {
             return Action::Backoff;
+        }
+        match self.refresh_dependency(dependency).await {
+            Ok(true) => return Action::Requeue,
+            Ok(false) => {}
+            Err(error) => {
+                let writer = &self.context.writer;
+                return action_for_write_error::<VolumeSnapshot>(writer, &snapshot.key, &error).await;
+            }
         }
         let error = status::error_now(&message, (self.context.clock)());
         let mut patch = json!({"error": status::error_value(&error)});
@@ -413,12 +411,32 @@ impl SnapshotController {
         }
         self.context.events.emit(snapshot, COMPONENT, EventSpec::warning(reason, message));
         let text = format!("writes an error to the status of VolumeSnapshot {}", snapshot.key);
-        match self.patch_status(snapshot, &text, patch).await {
+        let patch = json!({"status": patch});
+        match self.patch(snapshot, PatchTarget::Status, &text, patch).await {
             Ok(()) => Action::Backoff,
             Err(error) => {
                 action_for_write_error::<VolumeSnapshot>(&self.context.writer, &snapshot.key, &error).await
             }
         }
+    }
+
+    /// Reads the object that is the reason of a failure from the API server. Returns true if the cache had
+    /// another state of it.
+    async fn refresh_dependency(&self, dependency: Option<Dependency>) -> Result<bool, ApiError> {
+        match dependency {
+            None => Ok(false),
+            Some(Dependency::Class(name)) => self.refresh::<VolumeSnapshotClass>(&name).await,
+            Some(Dependency::Claim(key)) => self.refresh::<Claim>(&key).await,
+            Some(Dependency::Volume(name)) => self.refresh::<Volume>(&name).await,
+            Some(Dependency::Content(name)) => self.refresh::<VolumeSnapshotContent>(&name).await,
+        }
+    }
+
+    async fn refresh<K: CachedKind>(&self, key: &K::Key) -> Result<bool, ApiError> {
+        let version = |object: &K| object.meta().resource_version;
+        let cached = K::store(&self.context.cache).get(key).into_object();
+        let live = self.context.writer.get::<K>(key).await?;
+        Ok(live.as_ref().map(version) != cached.as_deref().map(version))
     }
 
     /// Reconciles one VolumeSnapshotContent. See [`rules::decide_content`].

@@ -10,12 +10,17 @@ use std::sync::Arc;
 
 use cofferdam_cluster::{Cache, Lookup};
 use cofferdam_domain::{
-    Claim, ClaimKey, ClaimPhase, SourceKey, Volume, VolumePhase, VolumeSnapshot, VolumeSnapshotClass,
-    VolumeSnapshotClassName, VolumeSnapshotContent, VolumeSnapshotContentName, names,
+    Claim, ClaimKey, ClaimPhase, SourceKey, Volume, VolumeName, VolumePhase, VolumeSnapshot,
+    VolumeSnapshotClass, VolumeSnapshotClassName, VolumeSnapshotContent, VolumeSnapshotContentName, names,
     volume_snapshot::{DeletionPolicy, SnapshotContentSource, VolumeSnapshotSource, VolumeSnapshotStatus},
 };
 
 use super::status::copied_status;
+
+/// Reason of a failure before the content exists.
+pub(super) const CREATION_FAILED: &str = "SnapshotContentCreationFailed";
+/// Reason of a failure to find the default class.
+const NO_DEFAULT_CLASS: &str = "SetDefaultSnapshotClassFailed";
 
 /// The next effect for a VolumeSnapshot.
 #[derive(Clone, Debug, PartialEq)]
@@ -50,12 +55,18 @@ pub enum SnapshotVerdict {
     MarkContent(Arc<VolumeSnapshotContent>),
     /// Delete the content.
     DeleteContent(Arc<VolumeSnapshotContent>),
-    /// Remove these finalizers, each by index and name.
-    RemoveFinalizers(Vec<(usize, &'static str)>),
+    /// Remove finalizers.
+    RemoveFinalizers {
+        /// The finalizers, each by index and name.
+        finalizers: Vec<(usize, &'static str)>,
+        /// The content that the VolumeSnapshot may have, which is not cached. It is read from the API server
+        /// before: without its VolumeSnapshot, a content with the deletion policy Delete is never deleted.
+        uncached_content: Option<VolumeSnapshotContentName>,
+    },
     /// Emit the event: a claim without a volume names the VolumeSnapshot as its source. Retry with back-off.
     DeletePending(ClaimKey),
     /// Write the error to the status, emit the event unless the status has the same error, and retry with
-    /// back-off.
+    /// back-off. Before, the dependency is read from the API server.
     Fail(SnapshotFailure),
 }
 
@@ -68,15 +79,35 @@ pub struct SnapshotFailure {
     pub message: String,
     /// The snapshot is not ready any more.
     pub resets_ready: bool,
+    /// The object whose state is the reason. The cache may have an older state of it than the VolumeSnapshot's:
+    /// the watches of two kinds are not ordered.
+    pub dependency: Option<Dependency>,
+}
+
+/// An object that a VolumeSnapshot depends on.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Dependency {
+    /// The class.
+    Class(VolumeSnapshotClassName),
+    /// The source claim.
+    Claim(ClaimKey),
+    /// The PersistentVolume of the source claim.
+    Volume(VolumeName),
+    /// The content.
+    Content(VolumeSnapshotContentName),
 }
 
 impl SnapshotFailure {
     pub(super) fn new(reason: &'static str, message: impl Into<String>) -> Self {
-        Self { reason, message: message.into(), resets_ready: false }
+        Self { reason, message: message.into(), resets_ready: false, dependency: None }
     }
 
-    fn resetting_ready(reason: &'static str, message: impl Into<String>) -> Self {
-        Self { resets_ready: true, ..Self::new(reason, message) }
+    fn of(dependency: Dependency, reason: &'static str, message: impl Into<String>) -> Self {
+        Self { dependency: Some(dependency), ..Self::new(reason, message) }
+    }
+
+    fn resetting_ready(self) -> Self {
+        Self { resets_ready: true, ..self }
     }
 }
 
@@ -98,8 +129,7 @@ fn decide_live(cache: &Cache, snapshot: &VolumeSnapshot) -> Result<SnapshotVerdi
     let class = match (&snapshot.class, &snapshot.source) {
         (Some(name), _) => Some(find_class(cache, name)?),
         (None, VolumeSnapshotSource::Claim(name)) if !snapshot.is_ready() => {
-            let volume = source_volume(cache, &claim_key(snapshot, name))
-                .map_err(|error| SnapshotFailure::new("SetDefaultSnapshotClassFailed", error))?;
+            let volume = source_volume(cache, &claim_key(snapshot, name), NO_DEFAULT_CLASS)?;
             return default_class(cache, &volume).map(SnapshotVerdict::SetClass);
         }
         (None, _) => None,
@@ -126,15 +156,17 @@ fn decide_live(cache: &Cache, snapshot: &VolumeSnapshot) -> Result<SnapshotVerdi
             Lookup::Found(content) if content.is_bound_to(snapshot) => {
                 Ok(SnapshotVerdict::NoAction("the snapshot is ready"))
             }
-            Lookup::Found(_) => Err(SnapshotFailure::resetting_ready(
-                "SnapshotMisbound",
-                format!("VolumeSnapshotContent {name} is not bound to the VolumeSnapshot"),
-            )),
+            Lookup::Found(_) => {
+                let message = format!("VolumeSnapshotContent {name} is not bound to the VolumeSnapshot");
+                let dependency = Dependency::Content(name.clone());
+                Err(SnapshotFailure::of(dependency, "SnapshotMisbound", message).resetting_ready())
+            }
             Lookup::Undecodable(_) => Ok(SnapshotVerdict::NoAction("the content cannot be decoded")),
-            Lookup::Missing => Err(SnapshotFailure::resetting_ready(
-                "SnapshotContentMissing",
-                format!("VolumeSnapshotContent {name} is missing"),
-            )),
+            Lookup::Missing => {
+                let message = format!("VolumeSnapshotContent {name} is missing");
+                let dependency = Dependency::Content(name.clone());
+                Err(SnapshotFailure::of(dependency, "SnapshotContentMissing", message).resetting_ready())
+            }
         };
     }
 
@@ -163,7 +195,8 @@ fn find_class(
         Lookup::Undecodable(_) => "cannot be decoded",
         Lookup::Missing => "does not exist",
     };
-    Err(SnapshotFailure::new("GetSnapshotClassFailed", format!("VolumeSnapshotClass {name} {problem}")))
+    let message = format!("VolumeSnapshotClass {name} {problem}");
+    Err(SnapshotFailure::of(Dependency::Class(name.clone()), "GetSnapshotClassFailed", message))
 }
 
 /// The default class of the driver of a volume.
@@ -177,7 +210,7 @@ fn default_class(cache: &Cache, volume: &Volume) -> Result<VolumeSnapshotClassNa
     match defaults.as_slice() {
         [class] => Ok(class.clone()),
         [] => Err(SnapshotFailure::new(
-            "SetDefaultSnapshotClassFailed",
+            NO_DEFAULT_CLASS,
             format!(
                 "driver {driver} has no default VolumeSnapshotClass; expected one, or spec.volumeSnapshotClassName"
             ),
@@ -185,54 +218,74 @@ fn default_class(cache: &Cache, volume: &Volume) -> Result<VolumeSnapshotClassNa
         several => {
             let names = several.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ");
             Err(SnapshotFailure::new(
-                "SetDefaultSnapshotClassFailed",
+                NO_DEFAULT_CLASS,
                 format!("driver {driver} has several default VolumeSnapshotClasses: {names}; expected one"),
             ))
         }
     }
 }
 
-/// The PersistentVolume of a source claim, which is bound to it and has a CSI driver; else the reason.
-fn source_volume(cache: &Cache, key: &ClaimKey) -> Result<Arc<Volume>, String> {
-    let claim = find_claim(cache, key)?;
+/// The PersistentVolume of a source claim, which is bound to it and has a CSI driver.
+///
+/// # Errors
+/// A failure with this reason.
+fn source_volume(
+    cache: &Cache,
+    key: &ClaimKey,
+    reason: &'static str,
+) -> Result<Arc<Volume>, SnapshotFailure> {
+    let claim = find_claim(cache, key, reason)?;
+    let claim_failed = |message| Err(SnapshotFailure::of(Dependency::Claim(key.clone()), reason, message));
     let name = match (claim.phase, &claim.volume) {
-        (ClaimPhase::Bound, Some(name)) => name.clone(),
+        (ClaimPhase::Bound, Some(name)) => name,
         (ClaimPhase::Bound | ClaimPhase::Pending, _) => {
-            return Err(format!("claim {key} is Pending; expected Bound"));
+            return claim_failed(format!("claim {key} is Pending; expected Bound"));
         }
-        (ClaimPhase::Lost, _) => return Err(format!("claim {key} is Lost; expected Bound")),
+        (ClaimPhase::Lost, _) => return claim_failed(format!("claim {key} is Lost; expected Bound")),
     };
-    let volume = match cache.volumes.get(&name) {
+    let volume_failed = |message| Err(SnapshotFailure::of(Dependency::Volume(name.clone()), reason, message));
+    let volume = match cache.volumes.get(name) {
         Lookup::Found(volume) => volume,
-        Lookup::Undecodable(_) => return Err(format!("PersistentVolume {name} cannot be decoded")),
-        Lookup::Missing => return Err(format!("PersistentVolume {name} of claim {key} does not exist")),
+        Lookup::Undecodable(_) => {
+            return volume_failed(format!("PersistentVolume {name} cannot be decoded"));
+        }
+        Lookup::Missing => {
+            return volume_failed(format!("PersistentVolume {name} of claim {key} does not exist"));
+        }
     };
     let has_uid = volume.claim_ref.as_ref().is_some_and(|claim_ref| claim_ref.uid.is_some());
     if !has_uid || !volume.is_bound_to(key, &claim.meta.uid) || volume.phase != VolumePhase::Bound {
-        return Err(format!("PersistentVolume {name} is not bound to claim {key}"));
+        return volume_failed(format!("PersistentVolume {name} is not bound to claim {key}"));
     }
     if volume.csi.is_none() {
-        return Err(format!("PersistentVolume {name} of claim {key} has no CSI driver; expected one"));
+        let message = format!("PersistentVolume {name} of claim {key} has no CSI driver; expected one");
+        return volume_failed(message);
     }
     Ok(volume)
 }
 
-fn find_claim(cache: &Cache, key: &ClaimKey) -> Result<Arc<Claim>, String> {
-    match cache.claims.get(key) {
-        Lookup::Found(claim) => Ok(claim),
-        Lookup::Undecodable(_) => Err(format!("claim {key} cannot be decoded")),
-        Lookup::Missing => Err(format!("claim {key} does not exist")),
+fn find_claim(cache: &Cache, key: &ClaimKey, reason: &'static str) -> Result<Arc<Claim>, SnapshotFailure> {
+    let problem = match cache.claims.get(key) {
+        Lookup::Found(claim) => return Ok(claim),
+        Lookup::Undecodable(_) => "cannot be decoded",
+        Lookup::Missing => "does not exist",
+    };
+    let dependency = Dependency::Claim(key.clone());
+    Err(SnapshotFailure::of(dependency, reason, format!("claim {key} {problem}")))
+}
+
+/// The name of the content of a VolumeSnapshot: the one that the status names, or the source, or the one that
+/// is created for it.
+fn expected_content_name(snapshot: &VolumeSnapshot) -> VolumeSnapshotContentName {
+    match (&snapshot.source, snapshot.bound_content()) {
+        (_, Some(name)) | (VolumeSnapshotSource::Content(name), None) => name.clone(),
+        (VolumeSnapshotSource::Claim(_) | VolumeSnapshotSource::Invalid(_), None) => content_name(snapshot),
     }
 }
 
-/// The content of a VolumeSnapshot: the one that the status names, or the source, or the one that is created
-/// for it. `None` if it does not refer to the VolumeSnapshot.
+/// The content of a VolumeSnapshot. `None` if it does not refer to the VolumeSnapshot.
 fn find_content(cache: &Cache, snapshot: &VolumeSnapshot) -> Option<Arc<VolumeSnapshotContent>> {
-    let name = match (&snapshot.source, snapshot.bound_content()) {
-        (_, Some(name)) | (VolumeSnapshotSource::Content(name), None) => name.clone(),
-        (VolumeSnapshotSource::Claim(_) | VolumeSnapshotSource::Invalid(_), None) => content_name(snapshot),
-    };
-    let content = cache.snapshot_contents.get(&name).into_object()?;
+    let content = cache.snapshot_contents.get(&expected_content_name(snapshot)).into_object()?;
     content.is_bound_to(snapshot).then_some(content)
 }
 
@@ -257,19 +310,20 @@ fn decide_existing(
     snapshot: &VolumeSnapshot,
     name: &VolumeSnapshotContentName,
 ) -> Result<SnapshotVerdict, SnapshotFailure> {
+    let failed = |reason, message| SnapshotFailure::of(Dependency::Content(name.clone()), reason, message);
     let content = match cache.snapshot_contents.get(name) {
         Lookup::Found(content) => content,
         Lookup::Undecodable(_) => return Ok(SnapshotVerdict::NoAction("the content cannot be decoded")),
         Lookup::Missing => {
             let message = format!("VolumeSnapshotContent {name} does not exist");
-            return Err(SnapshotFailure::new("SnapshotContentMissing", message));
+            return Err(failed("SnapshotContentMissing", message));
         }
     };
     if !matches!(content.source, SnapshotContentSource::Snapshot(_)) {
         let message = format!(
             "VolumeSnapshotContent {name} has no spec.source.snapshotHandle; expected an existing snapshot"
         );
-        return Err(SnapshotFailure::new("SnapshotContentMismatch", message));
+        return Err(failed("SnapshotContentMismatch", message));
     }
     let is_other = content.snapshot.uid.as_ref().is_some_and(|uid| *uid != snapshot.meta.uid);
     if content.snapshot.key != snapshot.key || is_other {
@@ -278,7 +332,7 @@ fn decide_existing(
             content.snapshot.key,
             if is_other { " with another uid" } else { "" }
         );
-        return Err(SnapshotFailure::new("SnapshotContentMisbound", message));
+        return Err(failed("SnapshotContentMisbound", message));
     }
     if content.snapshot.uid.is_none() {
         return Ok(SnapshotVerdict::BindContent(content));
@@ -292,18 +346,19 @@ fn decide_dynamic(
     content: &VolumeSnapshotContent,
 ) -> Result<SnapshotVerdict, SnapshotFailure> {
     let name = &content.name;
+    let failed = |reason, message| SnapshotFailure::of(Dependency::Content(name.clone()), reason, message);
     if !matches!(content.source, SnapshotContentSource::Volume(_)) {
         let message = format!(
             "VolumeSnapshotContent {name} has no spec.source.volumeHandle; expected the volume of the claim"
         );
-        return Err(SnapshotFailure::new("SnapshotContentMismatch", message));
+        return Err(failed("SnapshotContentMismatch", message));
     }
     if !content.is_bound_to(snapshot) {
         let message = format!(
             "spec.volumeSnapshotRef of VolumeSnapshotContent {name} is {}; expected this VolumeSnapshot",
             content.snapshot.key
         );
-        return Err(SnapshotFailure::new("SnapshotContentMisbound", message));
+        return Err(failed("SnapshotContentMisbound", message));
     }
     Ok(copy_status(snapshot, content))
 }
@@ -327,22 +382,22 @@ fn decide_new(
     key: &ClaimKey,
     class: Option<Arc<VolumeSnapshotClass>>,
 ) -> Result<SnapshotVerdict, SnapshotFailure> {
-    let failed = |message: String| SnapshotFailure::new("SnapshotContentCreationFailed", message);
     let Some(class) = class else {
         return Ok(SnapshotVerdict::NoAction("the class is not set"));
     };
-    let claim = find_claim(cache, key).map_err(failed)?;
+    let claim = find_claim(cache, key, CREATION_FAILED)?;
     if claim.meta.deleting {
-        return Err(failed(format!("claim {key} is being deleted")));
+        return Err(SnapshotFailure::new(CREATION_FAILED, format!("claim {key} is being deleted")));
     }
-    let volume = source_volume(cache, key).map_err(failed)?;
+    let volume = source_volume(cache, key, CREATION_FAILED)?;
     let driver = volume.csi.as_ref().map(|csi| &csi.driver);
     if driver != Some(&class.driver) {
         let found = driver.map(ToString::to_string).unwrap_or_default();
-        return Err(failed(format!(
+        let message = format!(
             "VolumeSnapshotClass {} has the driver {}; expected {found}, the driver of PersistentVolume {}",
             class.name, class.driver, volume.name
-        )));
+        );
+        return Err(SnapshotFailure::new(CREATION_FAILED, message));
     }
     if claim.meta.finalizer_index(names::SNAPSHOT_CLAIM_PROTECTION).is_none() {
         return Ok(SnapshotVerdict::AddClaimFinalizer(claim));
@@ -376,14 +431,21 @@ fn decide_deletion(cache: &Cache, snapshot: &VolumeSnapshot) -> SnapshotVerdict 
             }
             let source = names::SNAPSHOT_SOURCE_PROTECTION;
             return match snapshot.meta.finalizer_index(source) {
-                Some(index) if finalizers.len() > 1 => {
-                    SnapshotVerdict::RemoveFinalizers(vec![(index, source)])
-                }
+                Some(index) if finalizers.len() > 1 => SnapshotVerdict::RemoveFinalizers {
+                    finalizers: vec![(index, source)],
+                    uncached_content: None,
+                },
                 Some(_) | None => SnapshotVerdict::NoAction("waiting for the deletion of the content"),
             };
         }
     }
-    SnapshotVerdict::RemoveFinalizers(finalizers)
+    let name = expected_content_name(snapshot);
+    let uncached_content = match cache.snapshot_contents.get(&name) {
+        Lookup::Found(_) => None,
+        Lookup::Undecodable(_) => return SnapshotVerdict::NoAction("the content cannot be decoded"),
+        Lookup::Missing => Some(name),
+    };
+    SnapshotVerdict::RemoveFinalizers { finalizers, uncached_content }
 }
 
 /// A claim without a volume that names the VolumeSnapshot as its source.

@@ -55,6 +55,9 @@ pub enum FaultKind {
     Forbidden,
     /// Every matching request is rejected with 403 Forbidden.
     ForbiddenAlways,
+    /// The watch is sent after this time: the process gets later changes of the kind with this delay. It
+    /// requires the method GET, and matches watches only.
+    LateWatch(Duration),
 }
 
 impl FaultKind {

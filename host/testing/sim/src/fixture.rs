@@ -29,7 +29,7 @@ use crate::{
     effects::{ApiFault, Effects, FaultKind},
     history::History,
     objects::{self, collection_path},
-    secret_values,
+    rbac, secret_values,
     test_cluster::{ApiTransport, EnvironmentKind, TestCluster},
 };
 
@@ -177,8 +177,10 @@ impl SimulationFixture {
     pub(crate) fn take_api_fault(&self, request: &Parts, body: &Bytes) -> Option<FaultKind> {
         let text = String::from_utf8_lossy(body);
         let mut faults = self.api_faults.lock();
+        let is_watch = rbac::is_watch(&request.uri);
         let is_matching = |fault: &ApiFault| {
-            fault.method == request.method.as_str()
+            (is_watch || !matches!(fault.kind, FaultKind::LateWatch(_)))
+                && fault.method == request.method.as_str()
                 && request.uri.path().starts_with(fault.path_prefix)
                 && text.contains(fault.body_contains)
         };

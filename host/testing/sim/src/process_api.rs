@@ -18,7 +18,7 @@ use crate::{
     effects::{Effect, Effects, FaultKind},
     fixture::SimulationFixture,
     invariants,
-    rbac::Rbac,
+    rbac::{Rbac, is_watch},
     remaining_work::WorkLog,
     secret_values::has_secret_value,
     test_cluster::{ApiTransport, ResponseBody},
@@ -75,8 +75,7 @@ impl Service<Request<Body>> for CrashingApi {
             if !allowed {
                 return Ok(status_response(FORBIDDEN));
             }
-            let watches = request.uri().query().is_some_and(|query| query.contains("watch=true"));
-            if watches && api.effects.watches_blocked.load(Ordering::SeqCst) {
+            if is_watch(request.uri()) && api.effects.watches_blocked.load(Ordering::SeqCst) {
                 std::future::pending::<()>().await;
             }
             if request.method() != Method::GET && api.effects.has_term_ended() {
@@ -108,6 +107,10 @@ impl Service<Request<Body>> for CrashingApi {
                         let _ = api.send(request).await;
                     });
                     Ok(unavailable_response())
+                }
+                Some(FaultKind::LateWatch(after)) => {
+                    tokio::time::sleep(after).await;
+                    api.send(request).await
                 }
                 Some(FaultKind::Conflict) => Ok(status_response(CONFLICT)),
                 Some(FaultKind::ForeignPhase(phase)) => {

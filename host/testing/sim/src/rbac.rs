@@ -78,6 +78,11 @@ impl fmt::Display for RequestInfo {
     }
 }
 
+/// Returns true for the URI of a watch.
+pub(crate) fn is_watch(uri: &Uri) -> bool {
+    uri.query().is_some_and(|query| query.contains("watch=true"))
+}
+
 /// Parses a request like kube-apiserver's `RequestInfoFactory`. Absent for non-resource requests, such as
 /// discovery. An unknown method or resource is returned as it is; no rule allows it.
 pub(crate) fn request_info(method: &Method, uri: &Uri) -> Option<RequestInfo> {
@@ -102,7 +107,7 @@ pub(crate) fn request_info(method: &Method, uri: &Uri) -> Option<RequestInfo> {
         [resource, name] => ((*resource).to_owned(), *name),
         [resource, name, subresource @ ..] => (format!("{resource}/{}", subresource.join("/")), *name),
     };
-    let is_watch = uri.query().is_some_and(|query| query.contains("watch=true"));
+    let is_watch = is_watch(uri);
     let verb = match *method {
         Method::GET | Method::HEAD if is_watch => "watch".to_owned(),
         Method::GET | Method::HEAD if name.is_empty() => "list".to_owned(),

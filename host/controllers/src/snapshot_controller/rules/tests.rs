@@ -127,12 +127,13 @@ fn describe(verdict: &SnapshotVerdict) -> String {
         }
         SnapshotVerdict::MarkContent(content) => format!("mark {}", content.name),
         SnapshotVerdict::DeleteContent(content) => format!("delete {}", content.name),
-        SnapshotVerdict::RemoveFinalizers(finalizers) => {
+        SnapshotVerdict::RemoveFinalizers { finalizers, uncached_content } => {
             let indexes: Vec<_> = finalizers.iter().map(|(index, _)| index.to_string()).collect();
-            format!("remove finalizers {}", indexes.join(", "))
+            let unless = uncached_content.as_ref().map(|name| format!(" unless {name} exists"));
+            format!("remove finalizers {}{}", indexes.join(", "), unless.unwrap_or_default())
         }
         SnapshotVerdict::DeletePending(claim) => format!("pending: {claim}"),
-        SnapshotVerdict::Fail(SnapshotFailure { reason, message, resets_ready }) => {
+        SnapshotVerdict::Fail(SnapshotFailure { reason, message, resets_ready, .. }) => {
             format!("{reason}{}: {message}", if *resets_ready { ", not ready" } else { "" })
         }
     }
@@ -208,7 +209,7 @@ fn a_snapshot_without_a_class_gets_the_default_class_of_its_driver() {
     // A VolumeSnapshot that was never classed can be deleted.
     let deleting = json!({"metadata": {"deletionTimestamp": "2026-01-01T00:00:00Z"}});
     let fixture = Fixture { classes: Vec::new(), ..Fixture::changing(&with(unclassed, &deleting)) };
-    assert_eq!(fixture.decide(), "remove finalizers 0");
+    assert_eq!(fixture.decide(), "remove finalizers 0 unless snapcontent-1 exists");
 }
 
 #[test]
@@ -301,7 +302,7 @@ fn the_deletion_of_a_snapshot_follows_the_policy_of_its_content() {
     let both = |a: &Value, b: &Value| with(a.clone(), b);
     #[rustfmt::skip] // one row per situation
     let table = [
-        ("no content", json!({}), None, "remove finalizers 0, 1"),
+        ("no content", json!({}), None, "remove finalizers 0, 1 unless snapcontent-1 exists"),
         ("being restored", json!({"metadata": {"finalizers": [
             names::SNAPSHOT_SOURCE_PROTECTION, names::RESTORE_PROTECTION,
         ]}}), Some(json!({})), "no action: a provisioner creates a volume from the snapshot"),

@@ -1,13 +1,15 @@
 //! Scenarios of VolumeSnapshots: the roles snapshot-controller and snapshotter, and volumes that the
 //! provisioner creates from snapshots.
 
+use std::time::Duration;
+
 use cofferdam_domain::storage::ErrorKind;
 use serde_json::{Value, json};
 
 use super::provisioning::REJECTED_CLAIM;
 use crate::{
-    DriverFault, SnapshotBehavior,
-    UserAction::{self, Create, Delete, Settle, Until},
+    ApiFault, DriverFault, FaultKind, SnapshotBehavior,
+    UserAction::{self, Create, Delete, Settle, Until, Wait},
     WaitFor::Deleted,
     WorkKind,
     objects::{CLAIM, DRIVER, claim, class, volume, with},
@@ -16,6 +18,8 @@ use crate::{
 
 const SNAPSHOT: &str = "/apis/snapshot.storage.k8s.io/v1/namespaces/default/volumesnapshots/s";
 const CONTENT: &str = "/apis/snapshot.storage.k8s.io/v1/volumesnapshotcontents/existing";
+const CONTENTS: &str = "/apis/snapshot.storage.k8s.io/v1/volumesnapshotcontents";
+const CLASSES: &str = "/apis/snapshot.storage.k8s.io/v1/volumesnapshotclasses";
 const SNAPSHOT_CLASS: &str = "/apis/snapshot.storage.k8s.io/v1/volumesnapshotclasses/fast";
 const SOURCE: &str = "/api/v1/namespaces/default/persistentvolumeclaims/source";
 
@@ -75,6 +79,15 @@ fn after_source(policy: &str, actions: impl IntoIterator<Item = UserAction>) -> 
         Settle,
     ];
     setup.into_iter().chain(actions).collect()
+}
+
+/// Time in which a process opens its watches.
+const WATCHES_OPEN: UserAction = Wait(Duration::from_secs(1));
+
+/// A process gets changes of these objects two seconds after [`WATCHES_OPEN`].
+fn late_watch(path_prefix: &'static str) -> ApiFault {
+    let kind = FaultKind::LateWatch(Duration::from_secs(3));
+    ApiFault { method: "GET", path_prefix, body_contains: "", kind }
 }
 
 const SOURCE_BOUND: &[&str] = &["source Bound v"];
@@ -253,6 +266,20 @@ pub(super) fn scenarios() -> Vec<Scenario> {
             ..taken()
         },
         Scenario {
+            name: "class whose watch is late: no missing class is reported",
+            actions: vec![
+                WATCHES_OPEN,
+                Create(snapshot_class("Retain")),
+                Create(content("Retain")),
+                Create(with(snapshot_of_content(), &json!({"spec": {"volumeSnapshotClassName": "fast"}}))),
+            ],
+            api_faults: vec![late_watch(CLASSES)],
+            snapshots: &["s existing ready"],
+            snapshot_contents: &["existing s ready"],
+            events: &["s Normal SnapshotCreated", "s Normal SnapshotReady"],
+            ..Scenario::default()
+        },
+        Scenario {
             name: "VolumeSnapshot without a class: the default class of the driver is set",
             actions: vec![
                 Create(class("gold")),
@@ -293,6 +320,15 @@ pub(super) fn scenarios() -> Vec<Scenario> {
             snapshot_contents: &["existing s ready"],
             events: &["s Normal SnapshotCreated", "s Normal SnapshotReady"],
             ..base()
+        },
+        Scenario {
+            name: "VolumeSnapshot of an existing content, whose watch is late: no missing content is reported",
+            actions: vec![WATCHES_OPEN, Create(content("Retain")), Create(snapshot_of_content())],
+            api_faults: vec![late_watch(CONTENTS)],
+            snapshots: &["s existing ready"],
+            snapshot_contents: &["existing s ready"],
+            events: &["s Normal SnapshotCreated", "s Normal SnapshotReady"],
+            ..Scenario::default()
         },
         Scenario {
             name: "VolumeSnapshot of an existing content deleted, deletion policy Delete: all are deleted",
