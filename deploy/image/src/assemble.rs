@@ -13,9 +13,18 @@ use crate::{
     tree::MERGED,
 };
 
-/// Programs of the sidecars that the program replaces: the name by which it is called selects the sidecar.
-pub const SIDECARS: [&str; 5] =
-    ["csi-attacher", "csi-node-driver-registrar", "csi-provisioner", "csi-resizer", "livenessprobe"];
+/// The Go programs that the program replaces: the name by which it is called selects one.
+pub const SIDECARS: [&str; 7] = [
+    "csi-attacher",
+    "csi-node-driver-registrar",
+    "csi-provisioner",
+    "csi-resizer",
+    "csi-snapshotter",
+    "livenessprobe",
+    SNAPSHOT_CONTROLLER,
+];
+/// The program without the socket of a driver.
+const SNAPSHOT_CONTROLLER: &str = "snapshot-controller";
 /// Path of the program.
 const PROGRAM: &str = "usr/bin/cofferdam";
 /// User and group of images that need no root.
@@ -197,14 +206,18 @@ const NODE: &str = "cofferdam-node";
 
 /// Name, title, entry point and user of each image.
 ///
-/// The sidecars run as root, like the images that they replace: the sockets of drivers belong to root.
+/// The sidecars of a driver run as root, like the images that they replace: the sockets of drivers belong to
+/// root.
 fn image_list() -> Vec<(&'static str, &'static str, String, &'static str)> {
     let program = format!("/{PROGRAM}");
     let mut images = vec![
         (CONTROLLER, "Cofferdam", program.clone(), NONROOT),
         (NODE, "Cofferdam with the tools of the node role", program, ROOT),
     ];
-    images.extend(SIDECARS.map(|name| (name, name, format!("/{name}"), ROOT)));
+    images.extend(SIDECARS.map(|name| {
+        let user = if name == SNAPSHOT_CONTROLLER { NONROOT } else { ROOT };
+        (name, name, format!("/{name}"), user)
+    }));
     images
 }
 

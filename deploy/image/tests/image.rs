@@ -184,7 +184,8 @@ fn sidecars_share_all_layers_with_the_controller() {
         assert_eq!(manifest["layers"], controller["layers"]);
         assert_eq!(manifest["annotations"]["org.opencontainers.image.title"], name);
         assert_eq!(config(manifest)["Entrypoint"], serde_json::json!([format!("/{name}")]));
-        assert_eq!(config(manifest)["User"], "0:0");
+        let user = if name == "snapshot-controller" { "65532:65532" } else { "0:0" };
+        assert_eq!(config(manifest)["User"], user, "{name}");
         assert_eq!(files(layout, manifest)[name].1, "-> usr/bin/cofferdam");
     }
     let node = manifests["cofferdam-node:0.1.0"]["layers"].as_array().unwrap();

@@ -1,19 +1,21 @@
 //! The flags of the sidecars, and what this program does with each.
 //!
 //! Sources: the flags of external-provisioner 6.3, external-attacher 4.13, external-resizer 2.3,
-//! node-driver-registrar 2.17, livenessprobe 2.19, csi-lib-utils 0.24, component-base's logging options, and
+//! external-snapshotter 8.7, node-driver-registrar 2.17, livenessprobe 2.19, csi-lib-utils 0.24, component-base's logging options, and
 //! klog, whose flags earlier versions of the sidecars had.
 
 use std::fmt::Write as _;
 
 use super::{
-    program::Sidecar::{self, Attacher, LivenessProbe, Provisioner, Registrar, Resizer},
+    program::Sidecar::{
+        self, Attacher, LivenessProbe, Provisioner, Registrar, Resizer, SnapshotController, Snapshotter,
+    },
     value::ValueType::{
         self, Bool, Duration, Float, Int, Labels, ModuleVerbosity, Quantity, Severity, SourceLine, Text,
         Uint, Verbosity,
     },
 };
-use FlagEffect::{Ignored, Sets, Translated};
+use FlagEffect::{DefaultOnly, Ignored, Sets, Translated};
 
 /// A flag of one or more sidecars.
 #[derive(Clone, Copy, Debug)]
@@ -40,16 +42,28 @@ pub(super) enum FlagEffect {
     /// Has no effect; the text says what happens instead. A value other than the default is named in the
     /// warning at the start.
     Ignored(&'static str),
+    /// Another value than the default is rejected; the text is the reason.
+    DefaultOnly(&'static str),
 }
 
-const ALL: &[Sidecar] = &[Provisioner, Attacher, Resizer, Registrar, LivenessProbe];
+const ALL: &[Sidecar] = &Sidecar::ALL;
+/// The sidecars of a driver.
+const DRIVER: &[Sidecar] = &[Provisioner, Attacher, Resizer, Snapshotter, Registrar, LivenessProbe];
 /// The sidecars that use the Kubernetes API.
-const API: &[Sidecar] = &[Provisioner, Attacher, Resizer];
+const API: &[Sidecar] = &[Provisioner, Attacher, Resizer, Snapshotter, SnapshotController];
+/// The sidecars of a driver that use the Kubernetes API.
+const DRIVER_API: &[Sidecar] = &[Provisioner, Attacher, Resizer, Snapshotter];
 /// The sidecars with an address of the metrics only.
-const METRICS: &[Sidecar] = &[Provisioner, Attacher, Resizer, LivenessProbe];
+const METRICS_ADDRESS: &[Sidecar] = &[Provisioner, Attacher, Resizer, Snapshotter, LivenessProbe];
+/// The sidecars with a path of the metrics.
+const METRICS_PATH: &[Sidecar] =
+    &[Provisioner, Attacher, Resizer, Snapshotter, SnapshotController, LivenessProbe];
 const PROVISIONER: &[Sidecar] = &[Provisioner];
 const ATTACHER: &[Sidecar] = &[Attacher];
 const RESIZER: &[Sidecar] = &[Resizer];
+const SNAPSHOTTER: &[Sidecar] = &[Snapshotter];
+const SNAPSHOT_CONTROLLER: &[Sidecar] = &[SnapshotController];
+const SNAPSHOTS: &[Sidecar] = &[Snapshotter, SnapshotController];
 const REGISTRAR: &[Sidecar] = &[Registrar];
 const LIVENESS: &[Sidecar] = &[LivenessProbe];
 
@@ -62,6 +76,8 @@ const NO_CAPACITY: &str = "CSIStorageCapacity objects are not updated";
 const NO_CAPACITY_OBJECTS: &str = "CSIStorageCapacity objects are not updated; the program ends if the CSIDriver \
      has storageCapacity true, at the start or later";
 const NO_SWEEP: &str = "changes of claims and VolumeSnapshots remove the finalizer";
+const NO_GROUPS: &str = "VolumeGroupSnapshots are left alone";
+const NO_NODE_SNAPSHOTS: &str = "drivers whose volumes are on one node need the Go program";
 const WORKER_THREADS: &str = "`worker-threads` is the limit";
 
 /// A feature gate of a sidecar that has one value in this program.
@@ -79,6 +95,7 @@ pub(super) struct FixedGate {
 
 /// The feature gates that have one value.
 pub(super) static FIXED_GATES: &[FixedGate] = &[
+    FixedGate { name: "CSIVolumeGroupSnapshot", sidecars: SNAPSHOTS, value: false, instead: NO_GROUPS },
     FixedGate {
         name: "CrossNamespaceVolumeDataSource",
         sidecars: PROVISIONER,
@@ -159,12 +176,12 @@ const fn flag(
 /// The flags of all sidecars. A sidecar has at most one flag of a name.
 #[rustfmt::skip] // one row per flag
 pub(super) static FLAGS: &[SidecarFlag] = &[
-    flag("version", &[Provisioner, Attacher, Resizer, Registrar], Bool, "false",
+    flag("version", &[Provisioner, Attacher, Resizer, Snapshotter, SnapshotController, Registrar], Bool, "false",
         Translated("prints the version and exits")),
-    flag("csi-address", ALL, Text, "/run/csi/socket", Sets("csi-address")),
+    flag("csi-address", DRIVER, Text, "/run/csi/socket", Sets("csi-address")),
     flag("http-endpoint", ALL, Text, "", Sets("http-endpoint")),
-    flag("metrics-address", METRICS, Text, "", Sets("metrics-address")),
-    flag("metrics-path", METRICS, Text, "/metrics", Sets("metrics-path")),
+    flag("metrics-address", METRICS_ADDRESS, Text, "", Sets("metrics-address")),
+    flag("metrics-path", METRICS_PATH, Text, "/metrics", Sets("metrics-path")),
     flag("kubeconfig", API, Text, "", Sets("kubeconfig")),
     flag("master", &[Provisioner, Resizer], Text, "", Sets("master")),
     flag("kube-api-qps", API, Float, "5", Ignored(NO_RATE_LIMIT)),
@@ -174,7 +191,7 @@ pub(super) static FLAGS: &[SidecarFlag] = &[
     flag("leader-election-lease-duration", API, Duration, "15s", Sets("leader-election-lease-duration")),
     flag("leader-election-renew-deadline", API, Duration, "10s", Sets("leader-election-renew-deadline")),
     flag("leader-election-retry-period", API, Duration, "5s", Sets("leader-election-retry-period")),
-    flag("leader-election-labels", API, Labels, "", Sets("leader-election-labels")),
+    flag("leader-election-labels", DRIVER_API, Labels, "", Sets("leader-election-labels")),
     flag("feature-gates", API, Text, "",
         Translated("sets `feature-gates`; other gates of the sidecar have one value")),
     flag("retry-interval-start", API, Duration, "1s", Sets("retry-interval-start")),
@@ -182,14 +199,16 @@ pub(super) static FLAGS: &[SidecarFlag] = &[
     flag("timeout", PROVISIONER, Duration, "10s", Sets("timeout")),
     flag("timeout", ATTACHER, Duration, "15s", Sets("timeout")),
     flag("timeout", RESIZER, Duration, "10s", Sets("timeout")),
+    flag("timeout", SNAPSHOTTER, Duration, "1m", Sets("timeout")),
     flag("timeout", REGISTRAR, Duration, "1s", Sets("probe-timeout")),
     flag("worker-threads", PROVISIONER, Uint, "100", Sets("worker-threads")),
     flag("worker-threads", ATTACHER, Uint, "10", Sets("worker-threads")),
+    flag("worker-threads", SNAPSHOTS, Int, "10", Sets("worker-threads")),
     flag("default-fstype", &[Provisioner, Attacher], Text, "", Sets("default-fstype")),
     // csi-provisioner
     flag("volume-name-prefix", PROVISIONER, Text, "pvc", Sets("volume-name-prefix")),
     flag("volume-name-uuid-length", PROVISIONER, Int, "-1", Sets("volume-name-uuid-length")),
-    flag("extra-create-metadata", PROVISIONER, Bool, "false", Sets("extra-create-metadata")),
+    flag("extra-create-metadata", &[Provisioner, Snapshotter], Bool, "false", Sets("extra-create-metadata")),
     flag("strict-topology", PROVISIONER, Bool, "false", Sets("strict-topology")),
     flag("immediate-topology", PROVISIONER, Bool, "true", Sets("immediate-topology")),
     flag("controller-publish-readonly", PROVISIONER, Bool, "false", Sets("controller-publish-readonly")),
@@ -208,7 +227,8 @@ pub(super) static FLAGS: &[SidecarFlag] = &[
     flag("kube-api-capacity-burst", PROVISIONER, Int, "5", Ignored(NO_CAPACITY)),
     flag("cloning-protection-threads", PROVISIONER, Uint, "1", Ignored(WORKER_THREADS)),
     flag("snapshot-orphan-sweep-interval", PROVISIONER, Duration, "5m", Ignored(NO_SWEEP)),
-    flag("prevent-volume-mode-conversion", PROVISIONER, Bool, "true", Sets("prevent-volume-mode-conversion")),
+    flag("prevent-volume-mode-conversion", &[Provisioner, SnapshotController], Bool, "true",
+        Sets("prevent-volume-mode-conversion")),
     // csi-attacher
     flag("resync", ATTACHER, Duration, "10m", Sets("resync")),
     flag("reconcile-sync", ATTACHER, Duration, "1m", Sets("reconcile-sync")),
@@ -223,6 +243,18 @@ pub(super) static FLAGS: &[SidecarFlag] = &[
         Translated("sets `modify-timeout`; has no effect with `timeout`, as in the sidecar")),
     flag("handle-volume-inuse-error", RESIZER, Bool, "true", Sets("handle-volume-inuse-error")),
     flag("extra-modify-metadata", RESIZER, Bool, "false", Sets("extra-modify-metadata")),
+    // csi-snapshotter and snapshot-controller
+    flag("snapshot-name-prefix", SNAPSHOTTER, Text, "snapshot", Sets("snapshot-name-prefix")),
+    flag("snapshot-name-uuid-length", SNAPSHOTTER, Int, "-1", Sets("snapshot-name-uuid-length")),
+    flag("resync-period", SNAPSHOTS, Duration, "15m",
+        Ignored("watches report each change; a snapshot that is not ready is asked for again after a back-off")),
+    flag("node-deployment", SNAPSHOTTER, Bool, "false", DefaultOnly(NO_NODE_SNAPSHOTS)),
+    flag("enable-distributed-snapshotting", SNAPSHOT_CONTROLLER, Bool, "false",
+        DefaultOnly(NO_NODE_SNAPSHOTS)),
+    flag("retry-crd-interval-max", SNAPSHOT_CONTROLLER, Duration, "30s",
+        Ignored("the process waits for the kinds as long as it runs")),
+    flag("groupsnapshot-name-prefix", SNAPSHOTTER, Text, "groupsnapshot", Ignored(NO_GROUPS)),
+    flag("groupsnapshot-name-uuid-length", SNAPSHOTTER, Int, "-1", Ignored(NO_GROUPS)),
     // csi-node-driver-registrar
     flag("kubelet-registration-path", REGISTRAR, Text, "", Sets("kubelet-registration-path")),
     flag("plugin-registration-path", REGISTRAR, Text, "/registration", Sets("plugin-registration-path")),
@@ -238,6 +270,7 @@ pub(super) static FLAGS: &[SidecarFlag] = &[
     flag("csiTimeout", RESIZER, Duration, "10s", Sets("timeout")),
     flag("enable-leader-election", PROVISIONER, Bool, "false", Sets("leader-election")),
     flag("leader-election-type", PROVISIONER, Text, "leases", Translated("accepts leases only")),
+    flag("enable-volume-group-snapshots", SNAPSHOTS, Bool, "false", Ignored(NO_GROUPS)),
     flag("connection-timeout", PROVISIONER, Duration, "0", Ignored("the process connects for up to 30 s")),
     // Diagnostics
     flag("enable-pprof", &[Provisioner, Registrar], Bool, "false", Ignored(NO_PPROF)),

@@ -1,4 +1,4 @@
-//! The sidecars that the program can replace.
+//! The Go programs that the program can replace: sidecars, and snapshot-controller.
 
 use std::{ffi::OsStr, path::Path};
 
@@ -9,7 +9,7 @@ const CSI_ADDRESS: &str = "/run/csi/socket";
 /// The sidecars read the Secrets of every namespace, and have no flag to restrict them.
 const SECRET_NAMESPACES: (&str, &str) = ("secret-namespaces", "*");
 
-/// A Go sidecar whose command line the program accepts.
+/// A Go sidecar, or snapshot-controller, whose command line the program accepts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Sidecar {
     /// external-provisioner.
@@ -18,6 +18,10 @@ pub(crate) enum Sidecar {
     Attacher,
     /// external-resizer.
     Resizer,
+    /// external-snapshotter's csi-snapshotter.
+    Snapshotter,
+    /// external-snapshotter's snapshot-controller, which runs once in a cluster, without a driver.
+    SnapshotController,
     /// node-driver-registrar.
     Registrar,
     /// livenessprobe.
@@ -26,8 +30,15 @@ pub(crate) enum Sidecar {
 
 impl Sidecar {
     /// All sidecars.
-    pub(crate) const ALL: [Self; 5] =
-        [Self::Provisioner, Self::Attacher, Self::Resizer, Self::Registrar, Self::LivenessProbe];
+    pub(crate) const ALL: [Self; 7] = [
+        Self::Provisioner,
+        Self::Attacher,
+        Self::Resizer,
+        Self::Snapshotter,
+        Self::SnapshotController,
+        Self::Registrar,
+        Self::LivenessProbe,
+    ];
 
     /// Name of the sidecar's program.
     pub(crate) const fn program(self) -> &'static str {
@@ -35,6 +46,8 @@ impl Sidecar {
             Self::Provisioner => "csi-provisioner",
             Self::Attacher => "csi-attacher",
             Self::Resizer => "csi-resizer",
+            Self::Snapshotter => "csi-snapshotter",
+            Self::SnapshotController => "snapshot-controller",
             Self::Registrar => "csi-node-driver-registrar",
             Self::LivenessProbe => "livenessprobe",
         }
@@ -52,6 +65,8 @@ impl Sidecar {
             Self::Provisioner => "provisioner",
             Self::Attacher => "attacher",
             Self::Resizer => "resizer",
+            Self::Snapshotter => "snapshotter",
+            Self::SnapshotController => "snapshot-controller",
             Self::Registrar => "registrar",
             Self::LivenessProbe => "liveness",
         }
@@ -72,6 +87,13 @@ impl Sidecar {
                 ("leader-election", "false"),
                 SECRET_NAMESPACES,
             ],
+            Self::Snapshotter => &[
+                ("csi-address", CSI_ADDRESS),
+                ("timeout", "1m"),
+                ("leader-election", "false"),
+                SECRET_NAMESPACES,
+            ],
+            Self::SnapshotController => &[("leader-election", "false")],
             Self::Registrar => &[("csi-address", CSI_ADDRESS), ("probe-timeout", "1s")],
             Self::LivenessProbe => &[("csi-address", CSI_ADDRESS), ("probe-timeout", "3s")],
         }
@@ -80,7 +102,12 @@ impl Sidecar {
     pub(super) const fn go_package(self) -> GoPackage {
         match self {
             Self::Provisioner => GoPackage::Pflag,
-            Self::Attacher | Self::Resizer | Self::Registrar | Self::LivenessProbe => GoPackage::Flag,
+            Self::Attacher
+            | Self::Resizer
+            | Self::Snapshotter
+            | Self::SnapshotController
+            | Self::Registrar
+            | Self::LivenessProbe => GoPackage::Flag,
         }
     }
 
@@ -90,7 +117,7 @@ impl Sidecar {
             Self::Provisioner => &[FeatureGate::Topology, FeatureGate::VolumeAttributesClass],
             Self::Attacher => &[FeatureGate::MutableCsiNodeAllocatableCount],
             Self::Resizer => &[FeatureGate::AnnotateFsResize, FeatureGate::VolumeAttributesClass],
-            Self::Registrar | Self::LivenessProbe => &[],
+            Self::Snapshotter | Self::SnapshotController | Self::Registrar | Self::LivenessProbe => &[],
         }
     }
 }

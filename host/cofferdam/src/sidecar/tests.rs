@@ -14,7 +14,7 @@ const PAGE: &str = include_str!("../../../../docs/sidecar-flags.md");
 
 #[test]
 fn secrets_of_every_namespace_are_read_unless_the_environment_lists_some() {
-    for sidecar in [Sidecar::Provisioner, Sidecar::Attacher, Sidecar::Resizer] {
+    for sidecar in [Sidecar::Provisioner, Sidecar::Attacher, Sidecar::Resizer, Sidecar::Snapshotter] {
         let run = run_of(sidecar, "");
         let secret_namespaces = |environment: &HashMap<String, String>| {
             let resolved = ResolvedConfig::for_sidecar(&run.values, environment, run.defaults).unwrap();
@@ -63,7 +63,9 @@ fn a_program_is_recognized_by_its_file_name() {
         assert_eq!(Sidecar::from_program(OsStr::new(&path)), Some(sidecar));
         assert_eq!(Sidecar::from_program(OsStr::new(sidecar.program())), Some(sidecar));
     }
-    for program in ["cofferdam", "/bin/csi-snapshotter", "", "/", "csi-provisioner.old"] {
+    for program in
+        ["cofferdam", "/bin/csi-external-health-monitor-controller", "", "/", "csi-provisioner.old"]
+    {
         assert_eq!(Sidecar::from_program(OsStr::new(program)), None, "{program}");
     }
 }
@@ -74,6 +76,8 @@ fn defaults_are_those_of_the_sidecar() {
         (Sidecar::Provisioner, "10s", "3s"),
         (Sidecar::Attacher, "15s", "3s"),
         (Sidecar::Resizer, "10s", "3s"),
+        (Sidecar::Snapshotter, "1m", "3s"),
+        (Sidecar::SnapshotController, "1m", "3s"),
         (Sidecar::Registrar, "1m", "1s"),
         (Sidecar::LivenessProbe, "1m", "3s"),
     ] {
@@ -82,7 +86,9 @@ fn defaults_are_those_of_the_sidecar() {
         let found = configuration(sidecar, arguments);
         assert_eq!(found.timeout.to_string(), timeout, "{sidecar:?}");
         assert_eq!(found.probe_timeout.to_string(), probe_timeout, "{sidecar:?}");
-        assert_eq!(found.csi_address.unwrap().0.to_string(), "/run/csi/socket");
+        let address = found.csi_address.map(|address| address.0.to_string());
+        let has_driver = sidecar != Sidecar::SnapshotController;
+        assert_eq!(address.as_deref(), has_driver.then_some("/run/csi/socket"), "{sidecar:?}");
         assert!(found.leader_election != Some(true) && found.http_endpoint.is_none());
         assert!(found.immediate_topology && found.volume_name_uuid_length.0.is_none());
     }
@@ -239,6 +245,14 @@ fn flags_without_effect_are_named_in_one_warning() {
     let quiet =
         "--kube-api-qps=5 --leader-election=false --feature-gates=MutableCSINodeAllocatableCount=true";
     assert_eq!(run_of(Sidecar::Attacher, quiet).warning, None, "defaults are not named");
+    let groups =
+        "--feature-gates=CSIVolumeGroupSnapshot=true --groupsnapshot-name-prefix=g --resync-period=1h";
+    assert_eq!(
+        run_of(Sidecar::Snapshotter, groups).warning.unwrap(),
+        "csi-snapshotter: flags without effect: --groupsnapshot-name-prefix=g: VolumeGroupSnapshots are left \
+         alone; --resync-period=1h: watches report each change; a snapshot that is not ready is asked for again \
+         after a back-off; --feature-gates=CSIVolumeGroupSnapshot=true: VolumeGroupSnapshots are left alone"
+    );
     let gates = "--feature-gates=RecoverVolumeExpansionFailure=false,ReleaseLeaderElectionOnExit=true";
     assert_eq!(
         run_of(Sidecar::Resizer, gates).warning.unwrap(),
@@ -283,6 +297,23 @@ fn a_command_line_that_the_sidecar_rejects_is_rejected() {
             Sidecar::Provisioner,
             "--leader-election-type=endpoints",
             "--leader-election-type: unsupported type",
+        ),
+        (Sidecar::SnapshotController, "--csi-address=/csi/s", "flag provided but not defined: --csi-address"),
+        (Sidecar::SnapshotController, "--leader-election-labels=a:b", "flag provided but not defined"),
+        (
+            Sidecar::Snapshotter,
+            "--node-deployment",
+            "--node-deployment=true is not supported: expected false",
+        ),
+        (
+            Sidecar::SnapshotController,
+            "--enable-distributed-snapshotting",
+            "--enable-distributed-snapshotting=true is not supported",
+        ),
+        (
+            Sidecar::Snapshotter,
+            "--feature-gates=Topology=true",
+            "--feature-gates: unrecognized feature gate: Topology",
         ),
         (Sidecar::LivenessProbe, "--version", "flag provided but not defined: --version"),
     ] {

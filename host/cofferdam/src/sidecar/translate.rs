@@ -28,6 +28,7 @@ impl fmt::Display for FlagEffect {
         match self {
             Self::Sets(setting) => write!(f, "sets `{setting}`"),
             Self::Translated(effect) => f.write_str(effect),
+            Self::DefaultOnly(reason) => write!(f, "accepts the default only: {reason}"),
             Self::Ignored(instead) => write!(f, "has no effect: {instead}"),
         }
     }
@@ -47,7 +48,7 @@ pub(super) fn translate(
     if last.is_true("version") {
         return Ok(SidecarCommand::Version);
     }
-    last.check_combinations(sidecar)?;
+    last.check(sidecar)?;
     if sidecar == Sidecar::Registrar && last.get("mode") == Some(KUBELET_REGISTRATION_PROBE) {
         return Ok(SidecarCommand::Exit);
     }
@@ -140,12 +141,20 @@ impl<'a> LastValues<'a> {
         }
     }
 
-    /// Rejects combinations that the sidecar rejects.
-    fn check_combinations(&self, sidecar: Sidecar) -> Result<(), SidecarError> {
+    /// Rejects values that this program does not support, and combinations that the sidecar rejects.
+    fn check(&self, sidecar: Sidecar) -> Result<(), SidecarError> {
         for first in ["metrics-address", "health-port"] {
             let second = "http-endpoint";
             if self.is_set(first) && self.is_set(second) {
                 return Err(SidecarError::Exclusive { first, second });
+            }
+        }
+        for GivenFlag { flag, value } in self.0.values() {
+            if let FlagEffect::DefaultOnly(reason) = flag.effect
+                && *value != flag.default
+            {
+                let (name, value, default) = (flag.name, value.clone(), flag.default);
+                return Err(SidecarError::DefaultOnly { name, value, default, reason });
             }
         }
         let required = "kubelet-registration-path";
