@@ -37,6 +37,8 @@ pub(crate) struct RecordedCall {
     /// Number of requisite topologies.
     pub(crate) topologies: usize,
     pub(crate) max_entries: i32,
+    /// Name of the snapshot.
+    pub(crate) name: String,
 }
 
 impl RecordedCall {
@@ -51,6 +53,7 @@ impl RecordedCall {
             fs_type: String::new(),
             topologies: 0,
             max_entries: 0,
+            name: String::new(),
         }
     }
 }
@@ -221,6 +224,7 @@ impl Controller for RecordingDriver {
             rpc::Type::ListVolumesPublishedNodes,
             rpc::Type::ExpandVolume,
             rpc::Type::ModifyVolume,
+            rpc::Type::CreateDeleteSnapshot,
         ];
         if self.state.lock().unwrap().behavior.has_no_capacity {
             types.push(rpc::Type::GetCapacity);
@@ -275,6 +279,30 @@ impl Controller for RecordingDriver {
         }
         self.hold("ControllerPublishVolume").await;
         Ok(Response::new(v1::ControllerPublishVolumeResponse { publish_context: BTreeMap::new() }))
+    }
+
+    async fn create_snapshot(
+        &self,
+        request: Request<v1::CreateSnapshotRequest>,
+    ) -> Answer<v1::CreateSnapshotResponse> {
+        let message = request.get_ref();
+        let call = RecordedCall {
+            parameters: message.parameters.clone(),
+            password: message.secrets.get("password").cloned(),
+            name: message.name.clone(),
+            ..RecordedCall::new("CreateSnapshot")
+        };
+        self.record(&request, call);
+        let request = request.into_inner();
+        let snapshot = v1::Snapshot {
+            size_bytes: 1 << 30,
+            snapshot_id: request.name,
+            source_volume_id: request.source_volume_id,
+            creation_time: Some(Default::default()),
+            ready_to_use: true,
+            ..v1::Snapshot::default()
+        };
+        Ok(Response::new(v1::CreateSnapshotResponse { snapshot: Some(snapshot) }))
     }
 
     async fn list_volumes(

@@ -17,3 +17,4 @@ mod log;
 mod manifests;
 #[path = "../common/process.rs"]
 mod process;
+mod snapshots;
