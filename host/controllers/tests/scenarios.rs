@@ -16,6 +16,8 @@
 //! After each run, processes with the same roles start anew over the same objects, and must find nothing to
 //! do.
 
+#![expect(clippy::unwrap_used, reason = "a test's helper fails with its test")]
+
 use std::{
     collections::{BTreeMap, BTreeSet},
     num::NonZeroUsize,
@@ -27,7 +29,7 @@ use cofferdam_controllers::{
     Role, attach_detach, attacher, protection, provisioner, pv_controller, rbac::DriverPlacement, resizer,
     snapshot_controller, snapshotter, startup_taint, table,
 };
-use cofferdam_sim::{FinalState, Scenario, Simulation, UsedRules, scenarios};
+use cofferdam_sim::{FinalState, Scenario, Simulation, UsedRules, deletion_orders, scenarios};
 use tokio::runtime::Builder;
 
 /// A simulation of a scenario that spends little time on idle watches. The first test of this file has the
@@ -108,10 +110,31 @@ async fn every_scenario_converges_with_one_process_per_role_and_minimal_rbac() {
 
 #[test]
 fn every_scenario_converges_after_a_crash_at_any_step() {
+    let crashes = run_crash_points_in_parallel(scenarios);
+    assert!(crashes > 200, "only {crashes} crashes");
+}
+
+#[test]
+fn snapshots_are_deleted_in_every_order_of_deletions() {
+    let orders = deletion_orders();
+    assert_eq!(orders.len(), 24 * 2 * 2, "orders, policies, and with a wait between two deletions");
+    let runtime = Builder::new_current_thread().enable_all().start_paused(true).build().unwrap();
+    for row in &orders {
+        let (outcome, _) = runtime.block_on(run_scenario(row, 0, None));
+        assert_eq!(row.differences(&outcome, false), [""; 0], "{:?}", row.actions);
+    }
+    // A snapshot that is retained cannot leak.
+    let deletes = |row: &Scenario| row.array_snapshots.is_empty();
+    let crashes = run_crash_points_in_parallel(|| deletion_orders().into_iter().filter(deletes).collect());
+    assert!(crashes > 1000, "only {crashes} crashes");
+}
+
+/// Crashes each scenario of a table after each effect. Returns the number of crashes.
+fn run_crash_points_in_parallel(table: impl Fn() -> Vec<Scenario> + Sync) -> usize {
     let next = AtomicUsize::new(0);
     // Rows do not wait for each other and have their own clocks: one runs per processor.
     let work = || {
-        let (table, mut crashes) = (scenarios(), 0);
+        let (table, mut crashes) = (table(), 0);
         while let Some(scenario) = table.get(next.fetch_add(1, Ordering::Relaxed)) {
             let runtime = Builder::new_current_thread().enable_all().start_paused(true).build().unwrap();
             crashes += runtime.block_on(run_every_crash_point(scenario));
@@ -119,11 +142,10 @@ fn every_scenario_converges_after_a_crash_at_any_step() {
         crashes
     };
     let processors = thread::available_parallelism().map_or(1, NonZeroUsize::get);
-    let crashes: usize = thread::scope(|scope| {
+    thread::scope(|scope| {
         let workers: Vec<_> = (0..processors).map(|_| scope.spawn(work)).collect();
         workers.into_iter().map(|worker| worker.join().unwrap()).sum()
-    });
-    assert!(crashes > 200, "only {crashes} crashes");
+    })
 }
 
 /// Distance between the effects of a row after which a process loses its Lease. Rows begin with different

@@ -225,6 +225,7 @@ impl Controller for RecordingDriver {
             rpc::Type::ExpandVolume,
             rpc::Type::ModifyVolume,
             rpc::Type::CreateDeleteSnapshot,
+            rpc::Type::ListSnapshots,
         ];
         if self.state.lock().unwrap().behavior.has_no_capacity {
             types.push(rpc::Type::GetCapacity);
@@ -303,6 +304,24 @@ impl Controller for RecordingDriver {
             ..v1::Snapshot::default()
         };
         Ok(Response::new(v1::CreateSnapshotResponse { snapshot: Some(snapshot) }))
+    }
+
+    async fn list_snapshots(
+        &self,
+        request: Request<v1::ListSnapshotsRequest>,
+    ) -> Answer<v1::ListSnapshotsResponse> {
+        let password = request.get_ref().secrets.get("password").cloned();
+        self.record(&request, RecordedCall { password, ..RecordedCall::new("ListSnapshots") });
+        let snapshot = v1::Snapshot {
+            size_bytes: 2 << 30,
+            snapshot_id: request.into_inner().snapshot_id,
+            source_volume_id: "static".to_owned(),
+            creation_time: Some(Default::default()),
+            ready_to_use: true,
+            ..v1::Snapshot::default()
+        };
+        let entries = vec![v1::list_snapshots_response::Entry { snapshot: Some(snapshot) }];
+        Ok(Response::new(v1::ListSnapshotsResponse { entries, next_token: String::new() }))
     }
 
     async fn list_volumes(

@@ -21,6 +21,22 @@ fn start_snapshot_controller(fixture: &Fixture, flags: &[&str]) -> Process {
     fixture.spawn(&mut fixture.command("snapshot-controller", &arguments))
 }
 
+/// Creates a class with the Secret `login` for CreateSnapshot and ListSnapshots.
+async fn create_class(fixture: &Fixture) {
+    let class = json!({
+        "apiVersion": "snapshot.storage.k8s.io/v1", "kind": "VolumeSnapshotClass",
+        "metadata": {"name": "fast"}, "driver": NAME, "deletionPolicy": "Delete",
+        "parameters": {
+            "kind": "incremental",
+            "csi.storage.k8s.io/snapshotter-secret-name": "login",
+            "csi.storage.k8s.io/snapshotter-secret-namespace": "storage",
+            "csi.storage.k8s.io/snapshotter-list-secret-name": "login",
+            "csi.storage.k8s.io/snapshotter-list-secret-namespace": "storage",
+        },
+    });
+    fixture.create(CLASSES, class).await;
+}
+
 #[tokio::test]
 async fn the_flags_of_csi_snapshotter_and_snapshot_controller_have_their_effect() {
     let fixture = Fixture::start(Behavior::default()).await;
@@ -36,16 +52,7 @@ async fn the_flags_of_csi_snapshotter_and_snapshot_controller_have_their_effect(
     flags.extend(LEADER_ELECTION);
     let _controller = start_snapshot_controller(&fixture, &flags);
     fixture.create_claim_to_resize("source").await;
-    let class = json!({
-        "apiVersion": "snapshot.storage.k8s.io/v1", "kind": "VolumeSnapshotClass",
-        "metadata": {"name": "fast"}, "driver": NAME, "deletionPolicy": "Delete",
-        "parameters": {
-            "kind": "incremental",
-            "csi.storage.k8s.io/snapshotter-secret-name": "login",
-            "csi.storage.k8s.io/snapshotter-secret-namespace": "storage",
-        },
-    });
-    fixture.create(CLASSES, class).await;
+    create_class(&fixture).await;
     let snapshot = json!({
         "apiVersion": "snapshot.storage.k8s.io/v1", "kind": "VolumeSnapshot", "metadata": {"name": "s"},
         "spec": {
@@ -72,4 +79,34 @@ async fn the_flags_of_csi_snapshotter_and_snapshot_controller_have_their_effect(
         let lease = fixture.get(&format!("{LEASES}/{lease}")).await;
         assert_ne!(lease_holder(&lease), "", "{lease}");
     }
+}
+
+#[tokio::test]
+async fn the_list_secret_of_the_class_is_for_an_existing_snapshot() {
+    let fixture = Fixture::start(Behavior::default()).await;
+    let _snapshotter = fixture.start_sidecar("csi-snapshotter", &[]);
+    let _controller = start_snapshot_controller(&fixture, &[]);
+    create_class(&fixture).await;
+    let content = json!({
+        "apiVersion": "snapshot.storage.k8s.io/v1", "kind": "VolumeSnapshotContent",
+        "metadata": {"name": "existing"},
+        "spec": {
+            "deletionPolicy": "Retain", "driver": NAME, "source": {"snapshotHandle": "snap-1"},
+            "volumeSnapshotClassName": "fast", "volumeSnapshotRef": {"namespace": "default", "name": "s"},
+        },
+    });
+    fixture.create(CONTENTS, content).await;
+    let snapshot = json!({
+        "apiVersion": "snapshot.storage.k8s.io/v1", "kind": "VolumeSnapshot", "metadata": {"name": "s"},
+        "spec": {
+            "volumeSnapshotClassName": "fast", "source": {"volumeSnapshotContentName": "existing"},
+        },
+    });
+    fixture.create(SNAPSHOTS, snapshot).await;
+    let snapshot = fixture
+        .wait_for(&format!("{SNAPSHOTS}/s"), |snapshot| snapshot["status"]["readyToUse"] == true)
+        .await;
+    assert_eq!(snapshot["status"]["restoreSize"], "2Gi");
+    let call = fixture.wait_for_calls("ListSnapshots", 1).await;
+    assert_eq!(call.password.as_deref(), Some(PASSWORD));
 }

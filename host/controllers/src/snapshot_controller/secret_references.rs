@@ -11,23 +11,35 @@ use cofferdam_domain::{
 
 use crate::template::{self, UnknownTokens};
 
-/// Parameters of a class with the reserved prefix, without it.
-const SECRET_NAME: &str = "snapshotter-secret-name";
-const SECRET_NAMESPACE: &str = "snapshotter-secret-namespace";
-const RESERVED: [&str; 4] =
-    [SECRET_NAME, SECRET_NAMESPACE, "snapshotter-list-secret-name", "snapshotter-list-secret-namespace"];
+/// The two parameters of a class that name a Secret, without the reserved prefix.
+struct SecretParameters {
+    name: &'static str,
+    namespace: &'static str,
+}
+
+/// The Secret of CreateSnapshot and DeleteSnapshot.
+const SNAPSHOTTER: SecretParameters =
+    SecretParameters { name: "snapshotter-secret-name", namespace: "snapshotter-secret-namespace" };
+/// The Secret of ListSnapshots.
+const LISTER: SecretParameters =
+    SecretParameters { name: "snapshotter-list-secret-name", namespace: "snapshotter-list-secret-namespace" };
+const RESERVED: [&str; 4] = [SNAPSHOTTER.name, SNAPSHOTTER.namespace, LISTER.name, LISTER.namespace];
 
 /// The reason why the parameters of a VolumeSnapshotClass cannot be used.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum SnapshotParameterError {
     /// One of the two parameters of a Secret is missing or empty.
     #[error(
-        "VolumeSnapshotClass {class} has only one of {RESERVED_PARAMETER_PREFIX}{SECRET_NAME} and \
-         {RESERVED_PARAMETER_PREFIX}{SECRET_NAMESPACE}; expected both or neither, and not empty"
+        "VolumeSnapshotClass {class} has only one of {RESERVED_PARAMETER_PREFIX}{name} and \
+         {RESERVED_PARAMETER_PREFIX}{namespace}; expected both or neither, and not empty"
     )]
     Incomplete {
         /// Name of the class.
         class: String,
+        /// Parameter of the Secret's name, without the prefix.
+        name: &'static str,
+        /// Parameter of the Secret's namespace, without the prefix.
+        namespace: &'static str,
     },
     /// A template has tokens without a value.
     #[error("VolumeSnapshotClass {class} has invalid tokens in {key}: {}; expected {expected}", .tokens.join(", "))]
@@ -65,6 +77,34 @@ pub enum SnapshotParameterError {
     },
 }
 
+/// The tokens of a template that have a value.
+struct Tokens<'a> {
+    content: &'a VolumeSnapshotContentName,
+    namespace: Option<&'a str>,
+    name: Option<&'a str>,
+}
+
+impl Tokens<'_> {
+    fn value_of(&self, token: &str) -> Option<&str> {
+        match token {
+            "volumesnapshotcontent.name" => Some(self.content.as_str()),
+            "volumesnapshot.namespace" => self.namespace,
+            "volumesnapshot.name" => self.name,
+            _ => None,
+        }
+    }
+
+    const fn expected(&self) -> &'static str {
+        match (self.namespace, self.name) {
+            (Some(_), Some(_)) => {
+                "${volumesnapshotcontent.name}, ${volumesnapshot.namespace} or ${volumesnapshot.name}"
+            }
+            (Some(_), None) => "${volumesnapshotcontent.name} or ${volumesnapshot.namespace}",
+            (None, _) => "${volumesnapshotcontent.name}",
+        }
+    }
+}
+
 /// Returns the Secret of CreateSnapshot and DeleteSnapshot. `None` if the class names none.
 ///
 /// # Errors
@@ -74,18 +114,45 @@ pub fn snapshot_secret(
     snapshot: &VolumeSnapshotKey,
     content: &VolumeSnapshotContentName,
 ) -> Result<Option<SecretRef>, SnapshotParameterError> {
+    let name = Tokens { content, namespace: Some(&snapshot.namespace), name: Some(&snapshot.name) };
+    // A user must not select a Secret of another namespace with the name of a VolumeSnapshot.
+    let namespace = Tokens { name: None, ..name };
+    find_secret(class, &SNAPSHOTTER, &name, &namespace)
+}
+
+/// Returns the Secret of ListSnapshots. `None` if the class names none.
+///
+/// # Errors
+/// [`SnapshotParameterError`]
+pub fn list_secret(
+    class: &VolumeSnapshotClass,
+    content: &VolumeSnapshotContentName,
+) -> Result<Option<SecretRef>, SnapshotParameterError> {
+    let tokens = Tokens { content, namespace: None, name: None };
+    find_secret(class, &LISTER, &tokens, &tokens)
+}
+
+fn find_secret(
+    class: &VolumeSnapshotClass,
+    parameters: &SecretParameters,
+    name_tokens: &Tokens<'_>,
+    namespace_tokens: &Tokens<'_>,
+) -> Result<Option<SecretRef>, SnapshotParameterError> {
     let parameter = |suffix: &str| {
         let key = format!("{RESERVED_PARAMETER_PREFIX}{suffix}");
         class.parameters.get(&key).map(|value| (key, value.as_str()))
     };
-    let (name, namespace) = match (parameter(SECRET_NAME), parameter(SECRET_NAMESPACE)) {
+    let (name, namespace) = match (parameter(parameters.name), parameter(parameters.namespace)) {
         (None, None) => return Ok(None),
         (Some(name), Some(namespace)) if !name.1.is_empty() && !namespace.1.is_empty() => (name, namespace),
-        _ => return Err(SnapshotParameterError::Incomplete { class: class.name.to_string() }),
+        _ => {
+            let SecretParameters { name, namespace } = *parameters;
+            let class = class.name.to_string();
+            return Err(SnapshotParameterError::Incomplete { class, name, namespace });
+        }
     };
-    // A user must not select a Secret of another namespace with the name of a VolumeSnapshot.
-    let found_namespace = expand(class, &namespace, false, snapshot, content)?;
-    let found_name = expand(class, &name, true, snapshot, content)?;
+    let found_namespace = expand(class, &namespace, namespace_tokens)?;
+    let found_name = expand(class, &name, name_tokens)?;
     let invalid = |key: String, value: String, expected| SnapshotParameterError::Value {
         class: class.name.to_string(),
         key,
@@ -101,28 +168,19 @@ pub fn snapshot_secret(
     Ok(Some(SecretRef { namespace: found_namespace.into(), name: found_name.into() }))
 }
 
-/// Expands the template of a parameter, given by key and text. `is_name` allows the name of the VolumeSnapshot.
+/// Expands the template of a parameter, given by key and text.
 fn expand(
     class: &VolumeSnapshotClass,
     (key, template): &(String, &str),
-    is_name: bool,
-    snapshot: &VolumeSnapshotKey,
-    content: &VolumeSnapshotContentName,
+    tokens: &Tokens<'_>,
 ) -> Result<String, SnapshotParameterError> {
-    let value_of = |token: &str| match token {
-        "volumesnapshotcontent.name" => Some(content.as_str()),
-        "volumesnapshot.namespace" => Some(&*snapshot.namespace),
-        "volumesnapshot.name" if is_name => Some(&*snapshot.name),
-        _ => None,
-    };
-    template::expand(template, value_of).map_err(|UnknownTokens(tokens)| SnapshotParameterError::Tokens {
-        class: class.name.to_string(),
-        key: key.clone(),
-        tokens: tokens.into_iter().map(|token| format!("{token:?}")).collect(),
-        expected: match is_name {
-            true => "${volumesnapshotcontent.name}, ${volumesnapshot.namespace} or ${volumesnapshot.name}",
-            false => "${volumesnapshotcontent.name} or ${volumesnapshot.namespace}",
-        },
+    template::expand(template, |token| tokens.value_of(token)).map_err(|UnknownTokens(unknown)| {
+        SnapshotParameterError::Tokens {
+            class: class.name.to_string(),
+            key: key.clone(),
+            tokens: unknown.into_iter().map(|token| format!("{token:?}")).collect(),
+            expected: tokens.expected(),
+        }
     })
 }
 

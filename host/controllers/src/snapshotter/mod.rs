@@ -2,6 +2,7 @@
 //! csi-snapshotter. The role `snapshot-controller` creates the contents of VolumeSnapshots.
 
 mod declaration;
+mod polls;
 pub mod reconcile;
 pub mod rules;
 pub(crate) mod settings;

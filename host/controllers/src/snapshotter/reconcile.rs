@@ -15,12 +15,14 @@ use cofferdam_domain::{
     VolumeSnapshotContentName, names,
     storage::{ContentSource, CreateSnapshot, ErrorKind, Secrets, Snapshot},
     term::Term,
+    volume::SecretRef,
 };
 use serde_json::{Value, json};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use super::{
+    polls::Polls,
     rules::{self, CreatedVerdict, SnapshotterVerdict},
     settings::SnapshotSettings,
 };
@@ -61,6 +63,7 @@ pub(crate) struct Snapshotter {
     context: SnapshotterContext,
     /// A queue for each driver: a slow driver does not delay others.
     contents: HashMap<DriverName, Queue<VolumeSnapshotContentName>>,
+    polls: Polls,
 }
 
 impl Controller for Snapshotter {
@@ -70,7 +73,7 @@ impl Controller for Snapshotter {
         let (backoff, queue_metrics) = (context.calls.backoff(), &context.queue_metrics);
         let queue = || Queue::new("csi-snapshotter-content", backoff, queue_metrics);
         let contents = context.drivers.keys().map(|driver| (driver.clone(), queue())).collect();
-        Arc::new(Self { context, contents })
+        Arc::new(Self { context, contents, polls: Polls::new(backoff) })
     }
 
     fn subscribe(self: &Arc<Self>) {
@@ -123,14 +126,19 @@ impl Snapshotter {
     /// Reconciles one content. See [`rules::decide_content`].
     async fn reconcile(&self, driver_name: &DriverName, name: &VolumeSnapshotContentName) -> Action {
         let Some(driver) = self.context.drivers.get(driver_name) else { return Action::Done };
-        let mut called = false;
         for _ in 0..MAX_EFFECTS {
             let cache = &self.context.cache;
-            let Lookup::Found(content) = cache.snapshot_contents.get(name) else { return Action::Done };
+            let Lookup::Found(content) = cache.snapshot_contents.get(name) else {
+                self.polls.forget(name);
+                return Action::Done;
+            };
             let is_frozen = deletion_freeze::is_frozen(cache);
             let (settings, cluster) = (&self.context.settings, &self.context.cluster);
             let done = match rules::decide_content(cache, &content, settings, cluster, is_frozen) {
-                SnapshotterVerdict::NoAction(_) => return Action::Done,
+                SnapshotterVerdict::NoAction(_) => {
+                    self.polls.forget(name);
+                    return Action::Done;
+                }
                 SnapshotterVerdict::DeletionFrozen => return self.report_frozen(&content),
                 SnapshotterVerdict::Fail(message) => return self.fail(&content, message, None).await,
                 SnapshotterVerdict::FailDeletion(message) => return self.fail_deletion(&content, message),
@@ -143,50 +151,43 @@ impl Snapshotter {
                     let text = format!("records that the snapshot of {name} is created");
                     self.annotate(&content, &text, Value::Null).await
                 }
-                // The snapshot is not ready: the driver is called again after the back-off.
-                SnapshotterVerdict::Create(_) | SnapshotterVerdict::ReadStatus(_) if called => {
-                    return Action::Backoff;
+                SnapshotterVerdict::Create(_) | SnapshotterVerdict::ReadStatus(_)
+                    if let Some(delay) = self.polls.delay(name) =>
+                {
+                    return Action::RequeueAfter(delay);
                 }
-                SnapshotterVerdict::Create(request) => {
-                    called = true;
-                    match self.create(driver, &content, &request).await {
-                        Ok(()) => Ok(()),
-                        Err(action) => return action,
-                    }
-                }
-                SnapshotterVerdict::ReadStatus(handle) => {
-                    called = true;
-                    match self.read_status(driver, &content, handle).await {
-                        Ok(()) => Ok(()),
-                        Err(action) => return action,
-                    }
-                }
-                SnapshotterVerdict::Delete(handle) => match self.delete(driver, &content, handle).await {
-                    Ok(()) => Ok(()),
-                    Err(action) => return action,
-                },
+                SnapshotterVerdict::Create(request) => self.create(driver, &content, &request).await,
+                SnapshotterVerdict::ReadStatus(handle) => self.read_status(driver, &content, handle).await,
+                SnapshotterVerdict::Delete(handle) => self.delete(driver, &content, handle).await,
                 SnapshotterVerdict::RemoveFinalizer(index) => {
                     let mut finalizers = [(index, names::SNAPSHOT_CONTENT_PROTECTION)];
                     let (writer, uid) = (&self.context.writer, &content.meta.uid);
                     let write = writer.remove_finalizers::<VolumeSnapshotContent>(name, uid, &mut finalizers);
                     let text = format!("removes the finalizer of VolumeSnapshotContent {name}");
-                    self.record(&text, write).await.map(drop)
+                    self.record(&content, &text, write).await
                 }
             };
-            if let Err(error) = done {
-                let writer = &self.context.writer;
-                return action_for_write_error::<VolumeSnapshotContent>(writer, name, &error).await;
+            if let Err(action) = done {
+                return action;
             }
         }
         Action::Requeue
     }
 
+    /// Performs a write of the content, or of its status.
+    ///
+    /// # Errors
+    /// The action that the reconcile returns.
     async fn record<T>(
         &self,
+        content: &VolumeSnapshotContent,
         text: &str,
         write: impl Future<Output = Result<T, ApiError>>,
-    ) -> Result<T, ApiError> {
-        self.context.recorders.of_role().record_effect(text, write).await
+    ) -> Result<(), Action> {
+        match self.context.recorders.of_role().record_effect(text, write).await {
+            Ok(_) => Ok(()),
+            Err(error) => Err(self.action_for_error(content, &error).await),
+        }
     }
 
     fn component(content: &VolumeSnapshotContent) -> String {
@@ -199,12 +200,9 @@ impl Snapshotter {
         content: &VolumeSnapshotContent,
         text: &str,
         value: Value,
-    ) -> Result<(), ApiError> {
+    ) -> Result<(), Action> {
         let patch = json!({"metadata": {"annotations": {names::SNAPSHOT_BEING_CREATED: value}}});
-        let (version, target) = (content.meta.resource_version, PatchTarget::Object);
-        let writer = &self.context.writer;
-        let write = writer.merge_patch::<VolumeSnapshotContent>(&content.name, target, version, patch);
-        self.record(text, write).await.map(drop)
+        self.patch(content, PatchTarget::Object, text, patch).await
     }
 
     async fn patch_status(
@@ -212,24 +210,32 @@ impl Snapshotter {
         content: &VolumeSnapshotContent,
         text: &str,
         status: Value,
-    ) -> Result<(), ApiError> {
-        let (version, target) = (content.meta.resource_version, PatchTarget::Status);
-        let patch = json!({"status": status});
-        let writer = &self.context.writer;
-        let write = writer.merge_patch::<VolumeSnapshotContent>(&content.name, target, version, patch);
-        self.record(text, write).await.map(drop)
+    ) -> Result<(), Action> {
+        self.patch(content, PatchTarget::Status, text, json!({"status": status})).await
     }
 
-    async fn write_error_action(&self, content: &VolumeSnapshotContent, error: &ApiError) -> Action {
+    async fn patch(
+        &self,
+        content: &VolumeSnapshotContent,
+        target: PatchTarget,
+        text: &str,
+        patch: Value,
+    ) -> Result<(), Action> {
+        let (version, writer) = (content.meta.resource_version, &self.context.writer);
+        let write = writer.merge_patch::<VolumeSnapshotContent>(&content.name, target, version, patch);
+        self.record(content, text, write).await
+    }
+
+    async fn action_for_error(&self, content: &VolumeSnapshotContent, error: &ApiError) -> Action {
         action_for_write_error::<VolumeSnapshotContent>(&self.context.writer, &content.name, error).await
     }
 
-    /// Reads the Secret of the content's calls.
+    /// Reads the Secret of a call.
     ///
     /// # Errors
     /// The message of the failure.
-    async fn read_secret(&self, content: &VolumeSnapshotContent) -> Result<Secrets, String> {
-        match rules::secret_of(content)? {
+    async fn read_secret(&self, secret: Result<Option<SecretRef>, String>) -> Result<Secrets, String> {
+        match secret? {
             None => Ok(Secrets::default()),
             Some(secret) => self.context.secrets.read(&secret).await.map_err(|error| error.to_string()),
         }
@@ -245,7 +251,7 @@ impl Snapshotter {
         content: &VolumeSnapshotContent,
         request: &CreateSnapshot,
     ) -> Result<(), Action> {
-        let secrets = match self.read_secret(content).await {
+        let secrets = match self.read_secret(rules::secret_of(content)).await {
             Ok(secrets) => secrets,
             Err(message) => return Err(self.fail(content, message, None).await),
         };
@@ -257,14 +263,13 @@ impl Snapshotter {
             CreatedVerdict::Save(snapshot) => {
                 let text = format!("{} creates the snapshot of {}", content.driver, content.name);
                 self.context.recorders.of_role().record(StepResult::Applied, text, Some(started.elapsed()));
+                self.polls.record(&content.name, snapshot.ready);
                 self.save(content, &snapshot).await
             }
             CreatedVerdict::Fail { message, is_final } => {
                 if is_final {
                     let text = format!("records that the snapshot of {} is not created", content.name);
-                    if let Err(error) = self.annotate(content, &text, Value::Null).await {
-                        return Err(self.write_error_action(content, &error).await);
-                    }
+                    self.annotate(content, &text, Value::Null).await?;
                 }
                 let current = self.context.cache.snapshot_contents.get(&content.name).into_object();
                 let Some(current) = current else { return Err(Action::Requeue) };
@@ -301,10 +306,7 @@ impl Snapshotter {
             return Ok(());
         }
         let text = format!("writes the snapshot to the status of VolumeSnapshotContent {}", content.name);
-        match self.patch_status(content, &text, status).await {
-            Ok(()) => Ok(()),
-            Err(error) => Err(self.write_error_action(content, &error).await),
-        }
+        self.patch_status(content, &text, status).await
     }
 
     /// Reads an existing snapshot from the driver. A driver that cannot return single snapshots is trusted:
@@ -315,13 +317,16 @@ impl Snapshotter {
         content: &VolumeSnapshotContent,
         handle: SnapshotHandle,
     ) -> Result<(), Action> {
-        let secrets = match self.read_secret(content).await {
+        let secrets = match self.read_secret(rules::list_secret_of(&self.context.cache, content)).await {
             Ok(secrets) => secrets,
             Err(message) => return Err(self.fail(content, message, None).await),
         };
         let call = self.context.calls.call(&self.context.term, secrets);
         match driver.backend.get_snapshot(call, handle.clone()).await {
-            Ok(snapshot) => self.save(content, &snapshot).await,
+            Ok(snapshot) => {
+                self.polls.record(&content.name, snapshot.ready);
+                self.save(content, &snapshot).await
+            }
             Err(error) if error.kind == ErrorKind::Unimplemented => {
                 let now = (self.context.clock)().as_nanosecond();
                 let status = json!({
@@ -330,10 +335,7 @@ impl Snapshotter {
                 });
                 let text =
                     format!("writes the handle to the status of VolumeSnapshotContent {}", content.name);
-                match self.patch_status(content, &text, status).await {
-                    Ok(()) => Ok(()),
-                    Err(error) => Err(self.write_error_action(content, &error).await),
-                }
+                self.patch_status(content, &text, status).await
             }
             Err(error) => {
                 let retry_after = error.retry_after_ms;
@@ -355,19 +357,19 @@ impl Snapshotter {
             let text = format!("claim {claim} is restored from the snapshot: it is not deleted yet");
             return Err(self.fail_deletion(content, text));
         }
-        let secrets = match self.read_secret(content).await {
+        let secrets = match self.read_secret(rules::secret_of(content)).await {
             Ok(secrets) => secrets,
             Err(message) => return Err(self.fail_deletion(content, message)),
         };
         let live = match self.context.writer.get::<VolumeSnapshotContent>(&content.name).await {
             Ok(live) => live,
-            Err(error) => return Err(self.write_error_action(content, &error).await),
+            Err(error) => return Err(self.action_for_error(content, &error).await),
         };
         if live.is_none_or(|live| live.meta.resource_version != content.meta.resource_version) {
             return Err(Action::Requeue);
         }
         if let Err(error) = self.context.restore_check.detect_live().await {
-            return Err(self.write_error_action(content, &error).await);
+            return Err(self.action_for_error(content, &error).await);
         }
         if deletion_freeze::is_frozen(&self.context.cache) {
             return Err(self.report_frozen(content));
@@ -384,10 +386,7 @@ impl Snapshotter {
         let cleared =
             json!({"snapshotHandle": null, "creationTime": null, "readyToUse": null, "restoreSize": null});
         let text = format!("removes the snapshot from the status of VolumeSnapshotContent {}", content.name);
-        match self.patch_status(content, &text, cleared).await {
-            Ok(()) => Ok(()),
-            Err(error) => Err(self.write_error_action(content, &error).await),
-        }
+        self.patch_status(content, &text, cleared).await
     }
 
     /// Writes a failure to the status, unless the status has it, and emits its event then. Returns the
@@ -420,10 +419,7 @@ impl Snapshotter {
         self.context.events.emit(content, &Self::component(content), event);
         self.context.recorders.of_role().record(StepResult::Failed, message, None);
         let text = format!("writes an error to the status of VolumeSnapshotContent {}", content.name);
-        match self.patch_status(content, &text, status).await {
-            Ok(()) => action,
-            Err(error) => self.write_error_action(content, &error).await,
-        }
+        self.patch_status(content, &text, status).await.err().unwrap_or(action)
     }
 
     /// Emits the event of a failed deletion, and returns the back-off.

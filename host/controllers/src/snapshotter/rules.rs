@@ -15,7 +15,7 @@ use cofferdam_domain::{
 };
 
 use super::settings::SnapshotSettings;
-use crate::snapshot_controller::secret_references::driver_parameters;
+use crate::snapshot_controller::secret_references::{driver_parameters, list_secret};
 
 /// The next effect for a VolumeSnapshotContent.
 #[derive(Clone, Debug, PartialEq)]
@@ -157,7 +157,7 @@ fn find_class(
     Ok(class)
 }
 
-/// The Secret of CreateSnapshot and DeleteSnapshot, from the annotations of a content.
+/// The Secret of CreateSnapshot and DeleteSnapshot, from the annotations of a content. `None` without them.
 ///
 /// # Errors
 /// Only one of the annotations has a value.
@@ -173,6 +173,19 @@ pub fn secret_of(content: &VolumeSnapshotContent) -> Result<Option<SecretRef>, S
             names::SNAPSHOT_SECRET_NAMESPACE
         )),
     }
+}
+
+/// The Secret of a read of the content's snapshot, from the class. `None` without a class, and if the class
+/// names none.
+///
+/// # Errors
+/// The class, or what it says of the Secret, cannot be used.
+pub fn list_secret_of(cache: &Cache, content: &VolumeSnapshotContent) -> Result<Option<SecretRef>, String> {
+    if content.class.is_none() {
+        return Ok(None);
+    }
+    let class = find_class(cache, content)?;
+    list_secret(&class, &content.name).map_err(|error| error.to_string())
 }
 
 /// The next effect after a response of CreateSnapshot.

@@ -1,5 +1,6 @@
-//! The scenario table of provisioner, attacher, resizer, pv-controller, protection, attach-detach and
-//! startup-taint: given objects and faults, the expected objects, events and driver calls.
+//! The scenario table of provisioner, attacher, resizer, pv-controller, protection, attach-detach,
+//! snapshot-controller, snapshotter and startup-taint: given objects and faults, the expected objects, events
+//! and driver calls.
 //!
 //! The rows run on every [`TestCluster`](crate::TestCluster); [`Scenario::skipped_on`] lists exceptions with
 //! their reasons.
@@ -44,6 +45,12 @@ pub fn always_crashed() -> BTreeSet<&'static str> {
         stuck_intents::scenarios(),
     ];
     tables.into_iter().flatten().map(|row| row.name).collect()
+}
+
+/// A snapshot, its content, its source claim and the PersistentVolume, deleted in every order, with each deletion
+/// policy. They take too long for real time, where a table of rows has some of the orders.
+pub fn deletion_orders() -> Vec<Scenario> {
+    snapshots::deletion_orders()
 }
 
 /// The scenario table.

@@ -960,7 +960,7 @@ fn is_ready(object: &Value) -> bool {
 }
 
 /// Snapshots of the array that no VolumeSnapshotContent refers to, or that may still be created, and contents
-/// whose snapshot is lost.
+/// whose snapshot is lost. A snapshot with the deletion policy Retain outlives its content.
 fn snapshot_violations(
     contents: &[Value],
     array: &BTreeMap<String, ArraySnapshot>,
@@ -968,7 +968,11 @@ fn snapshot_violations(
 ) -> Vec<String> {
     let handles: BTreeSet<&str> =
         contents.iter().map(|content| text(content, "/status/snapshotHandle")).collect();
-    let possible: BTreeSet<&String> = array.keys().chain(pending).collect();
+    let is_retained = |name: &String| {
+        let owner = array.get(name).and_then(|snapshot| snapshot.request.owner.as_ref());
+        owner.is_some_and(|owner| owner.retain)
+    };
+    let possible: BTreeSet<&String> = array.keys().chain(pending).filter(|name| !is_retained(name)).collect();
     let leaked = possible.into_iter().filter(|name| !handles.contains(format!("handle-{name}").as_str()));
     let leaked = leaked.map(|name| format!("leaked: {name} has no VolumeSnapshotContent"));
     let is_lost =

@@ -21,6 +21,7 @@ const CONTENT: &str = "/apis/snapshot.storage.k8s.io/v1/volumesnapshotcontents/e
 const CONTENTS: &str = "/apis/snapshot.storage.k8s.io/v1/volumesnapshotcontents";
 const CLASSES: &str = "/apis/snapshot.storage.k8s.io/v1/volumesnapshotclasses";
 const SNAPSHOT_CLASS: &str = "/apis/snapshot.storage.k8s.io/v1/volumesnapshotclasses/fast";
+const VOLUME: &str = "/api/v1/persistentvolumes/v";
 const SOURCE: &str = "/api/v1/namespaces/default/persistentvolumeclaims/source";
 
 /// A VolumeSnapshotClass of the scenarios' driver.
@@ -105,6 +106,45 @@ const CREATE: &str = "snapshot snapshot-s of static-v";
 const CREATE_OF_GONE: &str = "snapshot snapshot-gone of static-v";
 const DELETE: &str = "delete snapshot-gone";
 
+/// All orders of the elements.
+fn permutations<T: Copy>(elements: &[T]) -> Vec<Vec<T>> {
+    let Some((first, rest)) = elements.split_first() else { return vec![Vec::new()] };
+    let insert_at = |order: &Vec<T>, index: usize| {
+        let mut order = order.clone();
+        order.insert(index, *first);
+        order
+    };
+    let orders = permutations(rest);
+    orders.iter().flat_map(|order| (0..=order.len()).map(move |index| insert_at(order, index))).collect()
+}
+
+/// A snapshot and its content, its source claim and the PersistentVolume, deleted in each order: at once, and
+/// each after the roles have acted on the last one.
+pub(super) fn deletion_orders() -> Vec<Scenario> {
+    let policies = [
+        ("Delete", &[CREATE_OF_GONE, DELETE] as &[_], &[] as &[_]),
+        ("Retain", &[CREATE_OF_GONE], &["gone"]),
+    ];
+    let mut rows = Vec::new();
+    for order in permutations(&[SNAPSHOT, CONTENTS, SOURCE, VOLUME]) {
+        for (policy, calls, array_snapshots) in policies {
+            for settles in [false, true] {
+                let wait = if settles { vec![Settle] } else { Vec::new() };
+                let deletions = order.iter().flat_map(|path| [vec![Delete(path)], wait.clone()].concat());
+                rows.push(Scenario {
+                    name: "snapshot, content, claim and volume deleted: each is deleted as the policy says",
+                    actions: after_source(policy, [Create(snapshot()), Settle].into_iter().chain(deletions)),
+                    calls,
+                    array_snapshots,
+                    events: CREATED,
+                    ..Scenario::default()
+                });
+            }
+        }
+    }
+    rows
+}
+
 /// The scenarios of this module.
 #[expect(clippy::too_many_lines, reason = "one table")]
 pub(super) fn scenarios() -> Vec<Scenario> {
@@ -170,6 +210,7 @@ pub(super) fn scenarios() -> Vec<Scenario> {
             calls: &[CREATE, CREATE],
             ..taken()
         },
+        // external-snapshotter's issue 1388: the deletion was forgotten.
         Scenario {
             name: "VolumeSnapshot deleted while the CreateSnapshot result is unknown: the call is repeated, and \
                    the snapshot deleted",
@@ -180,6 +221,26 @@ pub(super) fn scenarios() -> Vec<Scenario> {
             )]),
             events: &["of-gone Warning SnapshotCreationFailed", "s Normal CreatingSnapshot"],
             calls: &[CREATE_OF_GONE, CREATE_OF_GONE, DELETE],
+            ..base()
+        },
+        // external-snapshotter's pull request 1446: the content was gone before the annotation, and the snapshot
+        // stayed.
+        Scenario {
+            name: "write of the annotation of a deletion late: the snapshot is deleted",
+            actions: after_source("Delete", [Create(snapshot()), Settle, Delete(SNAPSHOT)]),
+            api_faults: vec![ApiFault {
+                method: "PATCH",
+                path_prefix: CONTENTS,
+                body_contains: "volumesnapshot-being-deleted",
+                kind: FaultKind::Delayed(Duration::from_secs(1)),
+            }],
+            events: &[
+                "s Normal CreatingSnapshot",
+                "s Normal SnapshotCreated",
+                "s Normal SnapshotReady",
+                "s Warning SnapshotContentObjectDeleteError",
+            ],
+            calls: &[CREATE_OF_GONE, DELETE],
             ..base()
         },
         Scenario {
