@@ -65,6 +65,10 @@ pub const SNAPSHOT_BEING_CREATED: &str = "snapshot.storage.kubernetes.io/volumes
 /// VolumeSnapshotContent: the snapshot controller allows the deletion of the content, because its
 /// VolumeSnapshot is being deleted. The value is `yes`.
 pub const SNAPSHOT_BEING_DELETED: &str = "snapshot.storage.kubernetes.io/volumesnapshot-being-deleted";
+/// VolumeSnapshotContent: name and parameters of the CreateSnapshot call that may be in progress, as JSON.
+pub const SNAPSHOT_REQUEST: &str = "cofferdam.dev/create-snapshot-request";
+/// VolumeSnapshotContent: the driver's id of the group that the snapshot is a member of.
+pub const SNAPSHOT_GROUP_HANDLE: &str = "groupsnapshot.storage.k8s.io/volumeGroupSnapshotHandle";
 /// VolumeSnapshotContent: name of the Secret for CreateSnapshot and DeleteSnapshot.
 pub const SNAPSHOT_SECRET_NAME: &str = "snapshot.storage.kubernetes.io/deletion-secret-name";
 /// VolumeSnapshotContent: namespace of the Secret for CreateSnapshot and DeleteSnapshot.
@@ -82,6 +86,9 @@ pub const SNAPSHOT_BOUND_PROTECTION: &str = "snapshot.storage.kubernetes.io/volu
 /// as its source.
 pub const SNAPSHOT_SOURCE_PROTECTION: &str =
     "snapshot.storage.kubernetes.io/volumesnapshot-as-source-protection";
+/// Finalizer of a VolumeSnapshot that is a member of a VolumeGroupSnapshot.
+pub const SNAPSHOT_GROUP_PROTECTION: &str =
+    "snapshot.storage.kubernetes.io/volumesnapshot-in-group-protection";
 /// Finalizer of a PVC while a snapshot of its volume is not ready.
 pub const SNAPSHOT_CLAIM_PROTECTION: &str = "snapshot.storage.kubernetes.io/pvc-as-source-protection";
 /// Finalizer of a VolumeSnapshot while a provisioner creates volumes from it.
@@ -128,6 +135,8 @@ pub const CACHED_ANNOTATIONS: &[&str] = &[
     DEFAULT_SNAPSHOT_CLASS,
     SNAPSHOT_BEING_CREATED,
     SNAPSHOT_BEING_DELETED,
+    SNAPSHOT_REQUEST,
+    SNAPSHOT_GROUP_HANDLE,
     SNAPSHOT_SECRET_NAME,
     SNAPSHOT_SECRET_NAMESPACE,
     ALLOW_VOLUME_MODE_CHANGE,

@@ -104,6 +104,12 @@ impl VolumeSnapshot {
     pub fn is_ready(&self) -> bool {
         self.status.as_ref().is_some_and(|status| status.ready == Some(true))
     }
+
+    /// Returns `true` for a member of a VolumeGroupSnapshot.
+    pub fn is_group_member(&self) -> bool {
+        self.status.as_ref().is_some_and(|status| status.group.is_some())
+            || self.meta.finalizer_index(names::SNAPSHOT_GROUP_PROTECTION).is_some()
+    }
 }
 
 /// `spec.volumeSnapshotRef` of a VolumeSnapshotContent.
@@ -173,6 +179,12 @@ impl VolumeSnapshotContent {
     /// Returns `true` if `status.readyToUse` is true.
     pub fn is_ready(&self) -> bool {
         self.status.as_ref().is_some_and(|status| status.ready == Some(true))
+    }
+
+    /// Returns `true` for a member of a VolumeGroupSnapshot.
+    pub fn is_group_member(&self) -> bool {
+        self.status.as_ref().is_some_and(|status| status.group.is_some())
+            || self.meta.has_annotation(names::SNAPSHOT_GROUP_HANDLE)
     }
 
     /// Returns `true` if the annotation allows volumes of another mode than that of the source.

@@ -27,10 +27,9 @@ pub struct VolumeSnapshotIndex {
     pub(crate) by_claim: HashMap<ClaimKey, BTreeSet<VolumeSnapshotKey>>,
 }
 
-/// VolumeSnapshotContents by `spec.volumeSnapshotRef`, and by driver and handle.
+/// VolumeSnapshotContents by driver and handle.
 #[derive(Debug, Default)]
 pub struct VolumeSnapshotContentIndex {
-    pub(crate) by_snapshot: HashMap<VolumeSnapshotKey, SmallSet<VolumeSnapshotContentName>>,
     pub(crate) by_handle: HashMap<(DriverName, SnapshotHandle), SmallSet<VolumeSnapshotContentName>>,
 }
 
@@ -61,15 +60,12 @@ impl Index<VolumeSnapshot> for VolumeSnapshotIndex {
 
 impl Index<VolumeSnapshotContent> for VolumeSnapshotContentIndex {
     fn insert(&mut self, content: &VolumeSnapshotContent) {
-        let name = &content.name;
-        self.by_snapshot.entry(content.snapshot.key.clone()).or_default().insert_member(name.clone());
         if let Some(handle) = handle_of(content) {
-            self.by_handle.entry(handle).or_default().insert_member(name.clone());
+            self.by_handle.entry(handle).or_default().insert_member(content.name.clone());
         }
     }
 
     fn remove(&mut self, content: &VolumeSnapshotContent) {
-        remove_member(&mut self.by_snapshot, &content.snapshot.key, &content.name);
         if let Some(handle) = handle_of(content) {
             remove_member(&mut self.by_handle, &handle, &content.name);
         }

@@ -6,7 +6,7 @@ use cofferdam_domain::{
     AccessModes, Claim, ClaimKey, CsiDriver, CsiNode, DriverName, Node, NodeName, Pod, Quantity,
     SnapshotHandle, SourceKey, StorageClass, Uid, Volume, VolumeAttachment, VolumeAttributesClass,
     VolumeAttributesClassName, VolumeHandle, VolumeMode, VolumeName, VolumeSnapshot, VolumeSnapshotClass,
-    VolumeSnapshotContent, VolumeSnapshotContentName,
+    VolumeSnapshotContent,
 };
 
 use super::{Lookup, ObjectStore, RestoreDetector};
@@ -177,24 +177,15 @@ impl Cache {
         })
     }
 
-    /// The VolumeSnapshotContent that references this VolumeSnapshot by namespace, name and uid; the first by
-    /// name if there are several.
-    pub fn content_of_snapshot(&self, snapshot: &VolumeSnapshot) -> Option<Arc<VolumeSnapshotContent>> {
-        self.snapshot_contents.query(|index, contents| {
-            let names = index.by_snapshot.get(&snapshot.key).into_iter().flatten();
-            names.filter_map(|name| contents.get(name)).find(|content| content.is_bound_to(snapshot)).cloned()
-        })
-    }
-
     /// VolumeSnapshotContents with this driver and handle, sorted by name.
     pub fn contents_with_handle(
         &self,
         driver: &DriverName,
         handle: &SnapshotHandle,
-    ) -> Vec<VolumeSnapshotContentName> {
-        self.snapshot_contents.query(|index, _| {
+    ) -> Vec<Arc<VolumeSnapshotContent>> {
+        self.snapshot_contents.query(|index, contents| {
             let names = index.by_handle.get(&(driver.clone(), handle.clone())).into_iter().flatten();
-            names.cloned().collect()
+            names.filter_map(|name| contents.get(name).cloned()).collect()
         })
     }
 

@@ -1,6 +1,6 @@
 //! Reconciles VolumeSnapshots and VolumeSnapshotContents as [`rules`] decides, one effect at a time.
 
-use std::sync::Arc;
+use std::{sync::Arc, time::Duration};
 
 use cofferdam_cluster::{
     ApiError, Cache, Change, Clock, Lookup, Precondition, Writer,
@@ -28,6 +28,8 @@ use crate::{
     step_recorder::StepRecorders,
 };
 
+/// Interval of the checks whether VolumeSnapshots are served again.
+const KIND_CHECK_INTERVAL: Duration = Duration::from_secs(60);
 /// `source.component` of the events, as in external-snapshotter.
 const COMPONENT: &str = "snapshot-controller";
 
@@ -97,6 +99,10 @@ impl Controller for SnapshotController {
     }
 }
 
+fn has_finalizer(claim: &Claim) -> bool {
+    claim.meta.finalizer_index(names::SNAPSHOT_CLAIM_PROTECTION).is_some()
+}
+
 impl SnapshotController {
     fn snapshot_changed(&self, change: &Change<VolumeSnapshot>) {
         self.snapshots.add(change.key.clone());
@@ -123,7 +129,9 @@ impl SnapshotController {
 
     /// Enqueues the VolumeSnapshots of the claim, and the one from which it is restored.
     fn claim_changed(&self, change: &Change<Claim>) {
-        self.claims.add(change.key.clone());
+        if change.new.as_ref().is_some_and(|claim| has_finalizer(claim)) {
+            self.claims.add(change.key.clone());
+        }
         self.enqueue_snapshots_of(&change.key);
         for claim in [&change.old, &change.new].into_iter().flatten() {
             let source = claim.source_snapshot();
@@ -159,9 +167,7 @@ impl SnapshotController {
             let Lookup::Found(snapshot) = self.context.cache.snapshots.get(key) else { return Action::Done };
             let done = match rules::decide_snapshot(&self.context.cache, &snapshot) {
                 SnapshotVerdict::NoAction(_) => return Action::Done,
-                SnapshotVerdict::DeletePending(claim) => {
-                    let text =
-                        format!("claim {claim} has no volume yet and names the VolumeSnapshot as its source");
+                SnapshotVerdict::DeletePending(text) => {
                     let event = EventSpec::warning("SnapshotDeletePending", text);
                     self.context.events.emit(&*snapshot, COMPONENT, event);
                     // A change of the claim enqueues the VolumeSnapshot.
@@ -179,8 +185,8 @@ impl SnapshotController {
                     let added = self.record(&text, write).await.map(drop);
                     self.report(&snapshot, "SnapshotFinalizerError", added)
                 }
-                SnapshotVerdict::RemoveFinalizers { finalizers, uncached_content } => {
-                    let removed = self.remove_finalizers(&snapshot, finalizers, uncached_content).await;
+                SnapshotVerdict::RemoveFinalizers { finalizers, unbound_content } => {
+                    let removed = self.remove_finalizers(&snapshot, finalizers, unbound_content).await;
                     self.report(&snapshot, "SnapshotFinalizerError", removed)
                 }
                 SnapshotVerdict::AddClaimFinalizer(claim) => {
@@ -292,15 +298,15 @@ impl SnapshotController {
         Some(action_for_write_error::<VolumeSnapshotContent>(writer, &content.name, &error).await)
     }
 
-    /// Removes the finalizers of a VolumeSnapshot, unless the content exists that is not cached. A next
-    /// decision then finds it in the cache.
+    /// Removes the finalizers of a VolumeSnapshot, unless the cached state of its content is outdated. A next
+    /// decision then finds the current one in the cache.
     async fn remove_finalizers(
         &self,
         snapshot: &VolumeSnapshot,
         mut finalizers: Vec<(usize, &'static str)>,
-        uncached_content: Option<VolumeSnapshotContentName>,
+        unbound_content: Option<VolumeSnapshotContentName>,
     ) -> Result<(), ApiError> {
-        if let Some(name) = uncached_content
+        if let Some(name) = unbound_content
             && self.refresh::<VolumeSnapshotContent>(&name).await?
         {
             return Ok(());
@@ -348,7 +354,8 @@ impl SnapshotController {
         }
     }
 
-    /// Writes the uid of the VolumeSnapshot, and its class if it has one, to the content that is its source.
+    /// Writes the uid of the VolumeSnapshot, and its class if it has one, to the content that is its source. The
+    /// finalizer is part of the write: a bound content must not be deleted without its snapshot.
     async fn bind_content(
         &self,
         snapshot: &VolumeSnapshot,
@@ -361,7 +368,11 @@ impl SnapshotController {
             spec.insert("volumeSnapshotClassName".to_owned(), json!(class));
         }
         let text = format!("binds VolumeSnapshotContent {} to VolumeSnapshot {}", content.name, snapshot.key);
-        self.patch(content, PatchTarget::Object, &text, json!({"spec": spec})).await
+        let protection = names::SNAPSHOT_CONTENT_PROTECTION;
+        let others = content.meta.finalizers.iter().map(|name| &**name).filter(|name| *name != protection);
+        let finalizers: Vec<&str> = others.chain([protection]).collect();
+        let patch = json!({"metadata": {"finalizers": finalizers}, "spec": spec});
+        self.patch(content, PatchTarget::Object, &text, patch).await
     }
 
     async fn update_status(
@@ -391,7 +402,8 @@ impl SnapshotController {
     /// Writes a failure to the status, unless the status has it, and emits its event then. Returns the
     /// back-off.
     async fn fail(&self, snapshot: &VolumeSnapshot, failure: SnapshotFailure) -> Action {
-        let SnapshotFailure { reason, message, resets_ready, dependency } = failure;
+        let resets_ready = failure.resets_ready();
+        let SnapshotFailure { reason, message, dependency } = failure;
         let known = snapshot.status.as_ref().and_then(|status| status.error.as_deref());
         if known.is_some_and(|error| *error.message == *message) {
             return Action::Backoff;
@@ -469,9 +481,12 @@ impl SnapshotController {
     /// Removes the finalizer of a source claim. See [`rules::removable_claim_finalizer`].
     async fn reconcile_claim(&self, key: &ClaimKey) -> Action {
         let Lookup::Found(claim) = self.context.cache.claims.get(key) else { return Action::Done };
-        let Some(index) = rules::removable_claim_finalizer(&self.context.cache, &claim) else {
-            return Action::Done;
-        };
+        let cache = &self.context.cache;
+        // Without the kind, no change of a VolumeSnapshot enqueues the claim.
+        if has_finalizer(&claim) && !cache.snapshots.is_served() {
+            return Action::RequeueAfter(KIND_CHECK_INTERVAL);
+        }
+        let Some(index) = rules::removable_claim_finalizer(cache, &claim) else { return Action::Done };
         let mut finalizers = [(index, names::SNAPSHOT_CLAIM_PROTECTION)];
         let uid = &claim.meta.uid;
         let write = self.context.writer.remove_finalizers::<Claim>(key, uid, &mut finalizers);

@@ -19,6 +19,8 @@ use super::status::copied_status;
 
 /// Reason of a failure before the content exists.
 pub(super) const CREATION_FAILED: &str = "SnapshotContentCreationFailed";
+/// Reason of a failure to find the class.
+const NO_CLASS: &str = "GetSnapshotClassFailed";
 /// Reason of a failure to find the default class.
 const NO_DEFAULT_CLASS: &str = "SetDefaultSnapshotClassFailed";
 
@@ -59,12 +61,13 @@ pub enum SnapshotVerdict {
     RemoveFinalizers {
         /// The finalizers, each by index and name.
         finalizers: Vec<(usize, &'static str)>,
-        /// The content that the VolumeSnapshot may have, which is not cached. It is read from the API server
-        /// before: without its VolumeSnapshot, a content with the deletion policy Delete is never deleted.
-        uncached_content: Option<VolumeSnapshotContentName>,
+        /// The content that the VolumeSnapshot may have, whose cached state, if any, is not bound to it. It is
+        /// read from the API server before: without its VolumeSnapshot, a content with the deletion policy
+        /// Delete is never deleted.
+        unbound_content: Option<VolumeSnapshotContentName>,
     },
-    /// Emit the event: a claim without a volume names the VolumeSnapshot as its source. Retry with back-off.
-    DeletePending(ClaimKey),
+    /// Emit the event with the reason why the VolumeSnapshot is not deleted yet, and retry with back-off.
+    DeletePending(String),
     /// Write the error to the status, emit the event unless the status has the same error, and retry with
     /// back-off. Before, the dependency is read from the API server.
     Fail(SnapshotFailure),
@@ -77,8 +80,6 @@ pub struct SnapshotFailure {
     pub reason: &'static str,
     /// Message of the event and of the status.
     pub message: String,
-    /// The snapshot is not ready any more.
-    pub resets_ready: bool,
     /// The object whose state is the reason. The cache may have an older state of it than the VolumeSnapshot's:
     /// the watches of two kinds are not ordered.
     pub dependency: Option<Dependency>,
@@ -99,15 +100,16 @@ pub enum Dependency {
 
 impl SnapshotFailure {
     pub(super) fn new(reason: &'static str, message: impl Into<String>) -> Self {
-        Self { reason, message: message.into(), resets_ready: false, dependency: None }
+        Self { reason, message: message.into(), dependency: None }
     }
 
     fn of(dependency: Dependency, reason: &'static str, message: impl Into<String>) -> Self {
         Self { dependency: Some(dependency), ..Self::new(reason, message) }
     }
 
-    fn resetting_ready(self) -> Self {
-        Self { resets_ready: true, ..self }
+    /// Returns true if the failure is written with `readyToUse` false. Those of the class leave it as it is.
+    pub fn resets_ready(&self) -> bool {
+        ![NO_CLASS, NO_DEFAULT_CLASS].contains(&self.reason)
     }
 }
 
@@ -118,6 +120,15 @@ pub fn content_name(snapshot: &VolumeSnapshot) -> VolumeSnapshotContentName {
 
 /// Decides the next effect for a VolumeSnapshot.
 pub fn decide_snapshot(cache: &Cache, snapshot: &VolumeSnapshot) -> SnapshotVerdict {
+    if snapshot.is_group_member() {
+        return match snapshot.meta.deleting {
+            false => SnapshotVerdict::NoAction("the VolumeSnapshot is a member of a VolumeGroupSnapshot"),
+            true => SnapshotVerdict::DeletePending(
+                "the VolumeSnapshot is a member of a VolumeGroupSnapshot, which this program leaves alone"
+                    .to_owned(),
+            ),
+        };
+    }
     if snapshot.meta.deleting {
         return decide_deletion(cache, snapshot);
     }
@@ -159,13 +170,13 @@ fn decide_live(cache: &Cache, snapshot: &VolumeSnapshot) -> Result<SnapshotVerdi
             Lookup::Found(_) => {
                 let message = format!("VolumeSnapshotContent {name} is not bound to the VolumeSnapshot");
                 let dependency = Dependency::Content(name.clone());
-                Err(SnapshotFailure::of(dependency, "SnapshotMisbound", message).resetting_ready())
+                Err(SnapshotFailure::of(dependency, "SnapshotMisbound", message))
             }
             Lookup::Undecodable(_) => Ok(SnapshotVerdict::NoAction("the content cannot be decoded")),
             Lookup::Missing => {
                 let message = format!("VolumeSnapshotContent {name} is missing");
                 let dependency = Dependency::Content(name.clone());
-                Err(SnapshotFailure::of(dependency, "SnapshotContentMissing", message).resetting_ready())
+                Err(SnapshotFailure::of(dependency, "SnapshotContentMissing", message))
             }
         };
     }
@@ -196,7 +207,7 @@ fn find_class(
         Lookup::Missing => "does not exist",
     };
     let message = format!("VolumeSnapshotClass {name} {problem}");
-    Err(SnapshotFailure::of(Dependency::Class(name.clone()), "GetSnapshotClassFailed", message))
+    Err(SnapshotFailure::of(Dependency::Class(name.clone()), NO_CLASS, message))
 }
 
 /// The default class of the driver of a volume.
@@ -414,14 +425,18 @@ fn decide_deletion(cache: &Cache, snapshot: &VolumeSnapshot) -> SnapshotVerdict 
     if finalizers.is_empty() {
         return SnapshotVerdict::NoAction("the finalizers of this role are removed");
     }
-    if let Some(claim) = claim_to_restore(cache, snapshot) {
-        return SnapshotVerdict::DeletePending(claim);
+    let content = find_content(cache, snapshot);
+    if content.is_some()
+        && let Some(claim) = claim_to_restore(cache, snapshot)
+    {
+        let text = format!("claim {claim} has no volume yet and names the VolumeSnapshot as its source");
+        return SnapshotVerdict::DeletePending(text);
     }
     // The request for a volume whose claim is deleted may still be in progress.
     if snapshot.meta.finalizer_index(names::RESTORE_PROTECTION).is_some() {
         return SnapshotVerdict::NoAction("a provisioner creates a volume from the snapshot");
     }
-    if let Some(content) = find_content(cache, snapshot) {
+    if let Some(content) = content {
         if !content.meta.has_annotation(names::SNAPSHOT_BEING_DELETED) {
             return SnapshotVerdict::MarkContent(content);
         }
@@ -433,19 +448,19 @@ fn decide_deletion(cache: &Cache, snapshot: &VolumeSnapshot) -> SnapshotVerdict 
             return match snapshot.meta.finalizer_index(source) {
                 Some(index) if finalizers.len() > 1 => SnapshotVerdict::RemoveFinalizers {
                     finalizers: vec![(index, source)],
-                    uncached_content: None,
+                    unbound_content: None,
                 },
                 Some(_) | None => SnapshotVerdict::NoAction("waiting for the deletion of the content"),
             };
         }
     }
     let name = expected_content_name(snapshot);
-    let uncached_content = match cache.snapshot_contents.get(&name) {
-        Lookup::Found(_) => None,
+    let unbound_content = match cache.snapshot_contents.get(&name) {
+        Lookup::Found(content) if content.is_bound_to(snapshot) => None,
         Lookup::Undecodable(_) => return SnapshotVerdict::NoAction("the content cannot be decoded"),
-        Lookup::Missing => Some(name),
+        Lookup::Found(_) | Lookup::Missing => Some(name),
     };
-    SnapshotVerdict::RemoveFinalizers { finalizers, uncached_content }
+    SnapshotVerdict::RemoveFinalizers { finalizers, unbound_content }
 }
 
 /// A claim without a volume that names the VolumeSnapshot as its source.

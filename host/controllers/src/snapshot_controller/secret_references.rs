@@ -23,7 +23,17 @@ const SNAPSHOTTER: SecretParameters =
 /// The Secret of ListSnapshots.
 const LISTER: SecretParameters =
     SecretParameters { name: "snapshotter-list-secret-name", namespace: "snapshotter-list-secret-namespace" };
-const RESERVED: [&str; 4] = [SNAPSHOTTER.name, SNAPSHOTTER.namespace, LISTER.name, LISTER.namespace];
+/// Parameters that are not for the driver. The last four are those of VolumeGroupSnapshots.
+const RESERVED: [&str; 8] = [
+    SNAPSHOTTER.name,
+    SNAPSHOTTER.namespace,
+    LISTER.name,
+    LISTER.namespace,
+    "group-snapshotter-secret-name",
+    "group-snapshotter-secret-namespace",
+    "group-snapshotter-get-secret-name",
+    "group-snapshotter-get-secret-namespace",
+];
 
 /// The reason why the parameters of a VolumeSnapshotClass cannot be used.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]

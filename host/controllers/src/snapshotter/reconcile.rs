@@ -1,6 +1,10 @@
 //! Reconciles VolumeSnapshotContents as [`rules`] decides, one effect at a time.
 
-use std::{collections::HashMap, sync::Arc, time::Duration};
+use std::{
+    collections::{HashMap, HashSet},
+    sync::Arc,
+    time::Duration,
+};
 
 use cofferdam_cluster::{
     ApiError, Cache, Change, Clock, Lookup, SecretReader, Writer,
@@ -17,6 +21,7 @@ use cofferdam_domain::{
     term::Term,
     volume::SecretRef,
 };
+use parking_lot::Mutex;
 use serde_json::{Value, json};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
@@ -64,6 +69,8 @@ pub(crate) struct Snapshotter {
     /// A queue for each driver: a slow driver does not delay others.
     contents: HashMap<DriverName, Queue<VolumeSnapshotContentName>>,
     polls: Polls,
+    /// Contents whose annotation of a creation this controller has written, in this term.
+    marked: Mutex<HashSet<VolumeSnapshotContentName>>,
 }
 
 impl Controller for Snapshotter {
@@ -73,7 +80,7 @@ impl Controller for Snapshotter {
         let (backoff, queue_metrics) = (context.calls.backoff(), &context.queue_metrics);
         let queue = || Queue::new("csi-snapshotter-content", backoff, queue_metrics);
         let contents = context.drivers.keys().map(|driver| (driver.clone(), queue())).collect();
-        Arc::new(Self { context, contents, polls: Polls::new(backoff) })
+        Arc::new(Self { context, contents, polls: Polls::new(backoff), marked: Mutex::default() })
     }
 
     fn subscribe(self: &Arc<Self>) {
@@ -96,11 +103,20 @@ impl Controller for Snapshotter {
     }
 }
 
+fn is_same_version(live: &VolumeSnapshotContent, cached: &VolumeSnapshotContent) -> bool {
+    live.meta.uid == cached.meta.uid && live.meta.resource_version == cached.meta.resource_version
+}
+
 impl Snapshotter {
     fn content_changed(&self, change: &Change<VolumeSnapshotContent>) {
         let Some(content) = change.new.as_ref().or(change.old.as_ref()) else { return };
-        if let Some(queue) = self.contents.get(&content.driver) {
-            queue.add(change.key.clone());
+        let Some(queue) = self.contents.get(&content.driver) else { return };
+        match (&change.old, &change.new) {
+            // A write of this role must not end the back-off.
+            (Some(old), Some(new)) if !rules::needs_decision(old, new) => {
+                queue.add_if_absent(change.key.clone());
+            }
+            _ => queue.add(change.key.clone()),
         }
     }
 
@@ -126,37 +142,52 @@ impl Snapshotter {
     /// Reconciles one content. See [`rules::decide_content`].
     async fn reconcile(&self, driver_name: &DriverName, name: &VolumeSnapshotContentName) -> Action {
         let Some(driver) = self.context.drivers.get(driver_name) else { return Action::Done };
+        // The driver has returned a snapshot in this run.
+        let mut is_answered = false;
+        // A write of this run has shown that the cached content is current.
+        let mut is_current = false;
         for _ in 0..MAX_EFFECTS {
             let cache = &self.context.cache;
             let Lookup::Found(content) = cache.snapshot_contents.get(name) else {
-                self.polls.forget(name);
+                self.forget(name);
                 return Action::Done;
             };
             let is_frozen = deletion_freeze::is_frozen(cache);
             let (settings, cluster) = (&self.context.settings, &self.context.cluster);
-            let done = match rules::decide_content(cache, &content, settings, cluster, is_frozen) {
+            let verdict = rules::decide_content(cache, &content, settings, cluster, is_frozen, is_answered);
+            let done = match verdict {
                 SnapshotterVerdict::NoAction(_) => {
-                    self.polls.forget(name);
+                    self.forget(name);
                     return Action::Done;
                 }
                 SnapshotterVerdict::DeletionFrozen => return self.report_frozen(&content),
                 SnapshotterVerdict::Fail(message) => return self.fail(&content, message, None).await,
                 SnapshotterVerdict::FailDeletion(message) => return self.fail_deletion(&content, message),
-                SnapshotterVerdict::MarkCreating => {
-                    let value = json!(names::YES);
-                    let text = format!("records that the snapshot of {name} may be created");
-                    self.annotate(&content, &text, value).await
-                }
-                SnapshotterVerdict::UnmarkCreating => {
-                    let text = format!("records that the snapshot of {name} is created");
-                    self.annotate(&content, &text, Value::Null).await
-                }
                 SnapshotterVerdict::Create(_) | SnapshotterVerdict::ReadStatus(_)
-                    if let Some(delay) = self.polls.delay(name) =>
+                    if let Some(delay) = self.polls.delay(name).filter(|_| !content.meta.deleting) =>
                 {
                     return Action::RequeueAfter(delay);
                 }
-                SnapshotterVerdict::Create(request) => self.create(driver, &content, &request).await,
+                SnapshotterVerdict::MarkCreating(request) => {
+                    is_current = true;
+                    self.mark_creating(&content, &request).await
+                }
+                SnapshotterVerdict::UnmarkCreating => {
+                    let text = format!("records that the snapshot of {name} is created");
+                    self.unmark_creating(&content, &text).await
+                }
+                SnapshotterVerdict::Create(request) => {
+                    if !is_current && let Err(action) = self.check_current(&content).await {
+                        return action;
+                    }
+                    is_answered = true;
+                    self.create(driver, &content, &request).await
+                }
+                SnapshotterVerdict::RecordHandle(handle) => {
+                    let text = format!("writes the handle to the status of VolumeSnapshotContent {name}");
+                    let status = json!({"snapshotHandle": handle, "readyToUse": false});
+                    self.patch_status(&content, &text, status).await
+                }
                 SnapshotterVerdict::ReadStatus(handle) => self.read_status(driver, &content, handle).await,
                 SnapshotterVerdict::Delete(handle) => self.delete(driver, &content, handle).await,
                 SnapshotterVerdict::RemoveFinalizer(index) => {
@@ -194,15 +225,48 @@ impl Snapshotter {
         format!("csi-snapshotter {}", content.driver)
     }
 
-    /// Sets the annotation of a running creation to `value`, or removes it.
-    async fn annotate(
+    /// Forgets a content that needs no further call.
+    fn forget(&self, name: &VolumeSnapshotContentName) {
+        self.polls.forget(name);
+        self.marked.lock().remove(name);
+    }
+
+    /// Writes the annotations of a creation.
+    async fn mark_creating(
         &self,
         content: &VolumeSnapshotContent,
-        text: &str,
-        value: Value,
+        request: &CreateSnapshot,
     ) -> Result<(), Action> {
-        let patch = json!({"metadata": {"annotations": {names::SNAPSHOT_BEING_CREATED: value}}});
-        self.patch(content, PatchTarget::Object, text, patch).await
+        let annotations = json!({
+            names::SNAPSHOT_BEING_CREATED: names::YES,
+            names::SNAPSHOT_REQUEST: rules::request_annotation(request),
+        });
+        let text = format!("records that the snapshot of {} may be created", content.name);
+        let patch = json!({"metadata": {"annotations": annotations}});
+        self.patch(content, PatchTarget::Object, &text, patch).await?;
+        self.marked.lock().insert(content.name.clone());
+        Ok(())
+    }
+
+    /// Removes the annotations of a creation.
+    async fn unmark_creating(&self, content: &VolumeSnapshotContent, text: &str) -> Result<(), Action> {
+        let annotations = json!({names::SNAPSHOT_BEING_CREATED: null, names::SNAPSHOT_REQUEST: null});
+        let patch = json!({"metadata": {"annotations": annotations}});
+        self.patch(content, PatchTarget::Object, text, patch).await?;
+        self.marked.lock().remove(&content.name);
+        Ok(())
+    }
+
+    /// Reads the content from the API server: another process may have deleted its snapshot meanwhile.
+    ///
+    /// # Errors
+    /// The action that the reconcile returns if the cached content is not current.
+    async fn check_current(&self, content: &VolumeSnapshotContent) -> Result<(), Action> {
+        match self.context.writer.get::<VolumeSnapshotContent>(&content.name).await {
+            Ok(live) if live.as_ref().is_some_and(|live| is_same_version(live, content)) => Ok(()),
+            Ok(_) => Err(Action::Requeue),
+            Err(error) => Err(self.action_for_error(content, &error).await),
+        }
     }
 
     async fn patch_status(
@@ -259,7 +323,8 @@ impl Snapshotter {
         let started = Instant::now();
         let response = driver.backend.create_snapshot(call, request.clone()).await;
         let retry_after = response.as_ref().err().and_then(|error| error.retry_after_ms);
-        match rules::decide_after_create(request, response) {
+        let is_marked = self.marked.lock().contains(&content.name);
+        match rules::decide_after_create(request, response, !is_marked && !rules::is_known(content)) {
             CreatedVerdict::Save(snapshot) => {
                 let text = format!("{} creates the snapshot of {}", content.driver, content.name);
                 self.context.recorders.of_role().record(StepResult::Applied, text, Some(started.elapsed()));
@@ -269,7 +334,7 @@ impl Snapshotter {
             CreatedVerdict::Fail { message, is_final } => {
                 if is_final {
                     let text = format!("records that the snapshot of {} is not created", content.name);
-                    self.annotate(content, &text, Value::Null).await?;
+                    self.unmark_creating(content, &text).await?;
                 }
                 let current = self.context.cache.snapshot_contents.get(&content.name).into_object();
                 let Some(current) = current else { return Err(Action::Requeue) };
@@ -280,11 +345,15 @@ impl Snapshotter {
 
     /// Writes the result of CreateSnapshot, or of a read, to the status.
     async fn save(&self, content: &VolumeSnapshotContent, snapshot: &Snapshot) -> Result<(), Action> {
+        let known = content.status.as_ref();
+        // As csi-snapshotter, which writes neither a second time.
+        let handle = known.and_then(|known| known.handle.as_ref()).unwrap_or(&snapshot.handle);
         let created = i64::try_from(snapshot.created_at_ms).unwrap_or(i64::MAX).saturating_mul(1_000_000);
+        let created = known.and_then(|known| known.creation_time).unwrap_or(created);
         // A reply without a size says nothing about it.
         let size = snapshot.size.filter(|size| *size > 0).and_then(|size| i64::try_from(size).ok());
         let mut status = json!({
-            "snapshotHandle": snapshot.handle, "creationTime": created, "readyToUse": snapshot.ready,
+            "snapshotHandle": handle, "creationTime": created, "readyToUse": snapshot.ready,
             "error": null,
         });
         if let Some(status) = status.as_object_mut() {
@@ -295,8 +364,8 @@ impl Snapshotter {
                 status.insert("volumeGroupSnapshotHandle".to_owned(), json!(group));
             }
         }
-        let is_known = content.status.as_ref().is_some_and(|known| {
-            known.handle.as_ref() == Some(&snapshot.handle)
+        let is_known = known.is_some_and(|known| {
+            known.handle.as_ref() == Some(handle)
                 && known.creation_time == Some(created)
                 && known.ready == Some(snapshot.ready)
                 && known.error.is_none()
@@ -361,13 +430,7 @@ impl Snapshotter {
             Ok(secrets) => secrets,
             Err(message) => return Err(self.fail_deletion(content, message)),
         };
-        let live = match self.context.writer.get::<VolumeSnapshotContent>(&content.name).await {
-            Ok(live) => live,
-            Err(error) => return Err(self.action_for_error(content, &error).await),
-        };
-        if live.is_none_or(|live| live.meta.resource_version != content.meta.resource_version) {
-            return Err(Action::Requeue);
-        }
+        self.check_current(content).await?;
         if let Err(error) = self.context.restore_check.detect_live().await {
             return Err(self.action_for_error(content, &error).await);
         }
@@ -383,8 +446,7 @@ impl Snapshotter {
         let text = format!("{} deletes the snapshot of {}", content.driver, content.name);
         recorder.record(StepResult::Applied, text, Some(started.elapsed()));
         // Without the handle, the next decision is to remove the finalizer.
-        let cleared =
-            json!({"snapshotHandle": null, "creationTime": null, "readyToUse": null, "restoreSize": null});
+        let cleared = json!({"snapshotHandle": null, "creationTime": null, "readyToUse": null, "restoreSize": null, "error": null});
         let text = format!("removes the snapshot from the status of VolumeSnapshotContent {}", content.name);
         self.patch_status(content, &text, cleared).await
     }

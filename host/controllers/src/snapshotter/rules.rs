@@ -1,15 +1,17 @@
 //! Rules of VolumeSnapshotContents. Source: csi-snapshotter 8.7, `syncContent`.
 //!
 //! The annotation `volumesnapshot-being-created` is the intent: it is written before the first CreateSnapshot
-//! call, and removed after a final result. While it exists, the content is not deleted, and the call is
-//! repeated until the result is known. A snapshot that is not ready is requested again by its name, without
-//! the annotation: its handle is in the status.
+//! call, together with the request, and removed once the snapshot is ready, or the call has failed without
+//! effect. While it exists, the content is not deleted, and the call is repeated until the result is known. A
+//! snapshot that is not ready is requested again by its name.
+
+use std::sync::Arc;
 
 use cofferdam_cluster::{Cache, Lookup};
 use cofferdam_domain::{
-    ClusterId, SnapshotHandle, VolumeHandle, VolumeSnapshotClass, VolumeSnapshotContent, names,
+    ClusterId, SnapshotHandle, Uid, VolumeHandle, VolumeSnapshotClass, VolumeSnapshotContent, names,
     names::RESERVED_PARAMETER_PREFIX,
-    storage::{CreateSnapshot, ErrorKind, Finality, Snapshot, SnapshotOwner, StorageError},
+    storage::{CreateSnapshot, ErrorKind, Finality, Parameters, Snapshot, SnapshotOwner, StorageError},
     volume::SecretRef,
     volume_snapshot::{DeletionPolicy, SnapshotContentSource},
 };
@@ -22,14 +24,16 @@ use crate::snapshot_controller::secret_references::{driver_parameters, list_secr
 pub enum SnapshotterVerdict {
     /// No effect; the text is the reason.
     NoAction(&'static str),
-    /// Write the annotation that CreateSnapshot may have been called.
-    MarkCreating,
+    /// Write the annotations that CreateSnapshot may have been called with this request.
+    MarkCreating(Box<CreateSnapshot>),
     /// Call CreateSnapshot, then see [`decide_after_create`].
     Create(Box<CreateSnapshot>),
     /// Read the status of an existing snapshot from the driver.
     ReadStatus(SnapshotHandle),
-    /// Remove the annotation: the result of CreateSnapshot is known.
+    /// Remove the annotations: the result of CreateSnapshot is known.
     UnmarkCreating,
+    /// Write the handle of an existing snapshot to the status, which is to be deleted before its first read.
+    RecordHandle(SnapshotHandle),
     /// Call DeleteSnapshot, then remove the handle from the status.
     Delete(SnapshotHandle),
     /// Remove the finalizer, which has this index in the list.
@@ -44,33 +48,50 @@ pub enum SnapshotterVerdict {
 }
 
 /// Decides the next effect for a content of a driver of this process. `is_frozen` while deletions are frozen
-/// after a restore of the cluster.
+/// after a restore of the cluster. `is_answered` if the driver has returned a snapshot in this run.
 pub fn decide_content(
     cache: &Cache,
     content: &VolumeSnapshotContent,
     settings: &SnapshotSettings,
     cluster: &ClusterId,
     is_frozen: bool,
+    is_answered: bool,
 ) -> SnapshotterVerdict {
-    let is_creating = content.meta.has_annotation(names::SNAPSHOT_BEING_CREATED);
+    let is_creating = is_being_created(content);
+    if is_creating && !matches!(content.source, SnapshotContentSource::Volume(_)) {
+        // The annotations of a content that was created from a volume were copied.
+        return SnapshotterVerdict::UnmarkCreating;
+    }
     if content.meta.deleting && !is_creating {
         return decide_deletion(cache, content, is_frozen);
     }
-    // A repeated call for a snapshot whose handle is known cannot leave another one behind.
-    let is_known = content.status.as_ref().is_some_and(|status| status.handle.is_some());
     match &content.source {
         SnapshotContentSource::Invalid(_) => SnapshotterVerdict::NoAction("the source is invalid"),
         SnapshotContentSource::Snapshot(_) if content.is_ready() => {
             SnapshotterVerdict::NoAction("the snapshot is ready")
         }
         SnapshotContentSource::Snapshot(handle) => SnapshotterVerdict::ReadStatus(handle.clone()),
-        SnapshotContentSource::Volume(_) if is_known && is_creating => SnapshotterVerdict::UnmarkCreating,
+        SnapshotContentSource::Volume(_) if content.is_group_member() => {
+            SnapshotterVerdict::NoAction("the snapshot is a member of a group")
+        }
+        // A call of an earlier process may still run: after a deletion, it would create the snapshot again.
+        SnapshotContentSource::Volume(_)
+            if is_creating
+                && (content.is_ready() || content.meta.deleting && is_answered && is_known(content)) =>
+        {
+            SnapshotterVerdict::UnmarkCreating
+        }
         SnapshotContentSource::Volume(_) if content.is_ready() => {
             SnapshotterVerdict::NoAction("the snapshot is ready")
         }
         SnapshotContentSource::Volume(volume) => {
-            match create_request(cache, content, volume, settings, cluster) {
-                Ok(_) if !is_creating && !is_known => SnapshotterVerdict::MarkCreating,
+            let request = match recorded_request(content) {
+                Some(request) if is_creating => request,
+                Some(_) | None => class_request(cache, content, settings),
+            };
+            let request = request.and_then(|request| create_request(content, volume, request, cluster));
+            match request {
+                Ok(request) if !is_creating => SnapshotterVerdict::MarkCreating(Box::new(request)),
                 Ok(request) => SnapshotterVerdict::Create(Box::new(request)),
                 Err(message) => SnapshotterVerdict::Fail(message),
             }
@@ -78,42 +99,111 @@ pub fn decide_content(
     }
 }
 
+fn is_being_created(content: &VolumeSnapshotContent) -> bool {
+    content.meta.has_annotation(names::SNAPSHOT_BEING_CREATED)
+}
+
+/// Returns true if the handle of the snapshot is known.
+pub fn is_known(content: &VolumeSnapshotContent) -> bool {
+    content.status.as_ref().is_some_and(|status| status.handle.is_some())
+}
+
+/// Returns true if a change of a content needs a new decision at once, also during the back-off. Changes of the
+/// status and of the annotations of a creation are those of this role. Source: csi-snapshotter's
+/// `ShouldEnqueueContentChange`.
+pub fn needs_decision(old: &VolumeSnapshotContent, new: &VolumeSnapshotContent) -> bool {
+    let annotations = |content: &VolumeSnapshotContent| -> Vec<(String, String)> {
+        let is_own = |name: &str| [names::SNAPSHOT_BEING_CREATED, names::SNAPSHOT_REQUEST].contains(&name);
+        let all = content.meta.annotations.iter().filter(|(name, _)| !is_own(name));
+        all.map(|(name, value)| (name.to_owned(), value.to_owned())).collect()
+    };
+    old.meta.uid != new.meta.uid
+        || old.meta.deleting != new.meta.deleting
+        || old.snapshot != new.snapshot
+        || old.deletion_policy != new.deletion_policy
+        || old.driver != new.driver
+        || old.class != new.class
+        || old.source != new.source
+        || annotations(old) != annotations(new)
+}
+
 fn decide_deletion(cache: &Cache, content: &VolumeSnapshotContent, is_frozen: bool) -> SnapshotterVerdict {
     let Some(index) = content.meta.finalizer_index(names::SNAPSHOT_CONTENT_PROTECTION) else {
         return SnapshotterVerdict::NoAction("the finalizer of this role is removed");
     };
-    let is_unbound = content.snapshot.uid.is_none();
-    if !is_unbound && !content.meta.has_annotation(names::SNAPSHOT_BEING_DELETED) {
+    if !may_delete(content) {
         return SnapshotterVerdict::NoAction("the VolumeSnapshot is not being deleted");
     }
-    let handle = content.status.as_ref().and_then(|status| status.handle.as_ref());
-    match handle.filter(|_| content.deletion_policy == DeletionPolicy::Delete) {
-        None => SnapshotterVerdict::RemoveFinalizer(index),
-        Some(_) if is_frozen => SnapshotterVerdict::DeletionFrozen,
-        Some(handle) => {
-            let contents = cache.contents_with_handle(&content.driver, handle);
-            match contents.iter().find(|other| **other != content.name) {
-                None => SnapshotterVerdict::Delete(handle.clone()),
-                Some(other) => SnapshotterVerdict::FailDeletion(format!(
-                    "VolumeSnapshotContent {other} refers to the same snapshot {handle}: it is not deleted"
-                )),
+    if content.deletion_policy == DeletionPolicy::Retain || content.is_group_member() {
+        return SnapshotterVerdict::RemoveFinalizer(index);
+    }
+    let status = content.status.as_ref();
+    let Some(handle) = status.and_then(|status| status.handle.as_ref()) else {
+        // After the deletion, the status has neither handle nor readiness.
+        let is_deleted = status.is_some_and(|status| status.ready.is_none() && status.error.is_none());
+        return match &content.source {
+            SnapshotContentSource::Snapshot(handle) if !is_deleted => {
+                SnapshotterVerdict::RecordHandle(handle.clone())
             }
-        }
+            SnapshotContentSource::Snapshot(_)
+            | SnapshotContentSource::Volume(_)
+            | SnapshotContentSource::Invalid(_) => SnapshotterVerdict::RemoveFinalizer(index),
+        };
+    };
+    if is_frozen {
+        return SnapshotterVerdict::DeletionFrozen;
+    }
+    let contents = cache.contents_with_handle(&content.driver, handle);
+    let keeps = |other: &&Arc<VolumeSnapshotContent>| {
+        let is_deleted_too = other.meta.deleting
+            && other.deletion_policy == DeletionPolicy::Delete
+            && may_delete(other)
+            && !is_being_created(other);
+        other.name != content.name && !is_deleted_too
+    };
+    match contents.iter().find(keeps) {
+        None => SnapshotterVerdict::Delete(handle.clone()),
+        Some(other) => SnapshotterVerdict::FailDeletion(format!(
+            "VolumeSnapshotContent {} refers to the same snapshot {handle}: it is not deleted",
+            other.name
+        )),
     }
 }
 
-/// Builds the request of a content; else the reason why there is none.
-fn create_request(
+/// Returns true if a content that is being deleted is unbound, or its VolumeSnapshot is being deleted, too.
+fn may_delete(content: &VolumeSnapshotContent) -> bool {
+    content.snapshot.uid.is_none() || content.meta.has_annotation(names::SNAPSHOT_BEING_DELETED)
+}
+
+/// The part of a CreateSnapshot request that depends on the class and on settings, which may change before the
+/// call is repeated. It is the value of the annotation [`names::SNAPSHOT_REQUEST`].
+#[derive(serde::Deserialize, serde::Serialize)]
+struct RecordedRequest {
+    name: String,
+    parameters: Parameters,
+}
+
+/// The value of the annotation that records a request.
+pub fn request_annotation(request: &CreateSnapshot) -> String {
+    let (name, parameters) = (&request.name, &request.parameters);
+    serde_json::json!({"name": name, "parameters": parameters}).to_string()
+}
+
+/// The request that the annotation records; `None` without the annotation.
+fn recorded_request(content: &VolumeSnapshotContent) -> Option<Result<RecordedRequest, String>> {
+    let text = content.meta.annotation(names::SNAPSHOT_REQUEST)?;
+    Some(serde_json::from_str(text).map_err(|error| {
+        format!("the annotation {} is {error}; expected name and parameters as JSON", names::SNAPSHOT_REQUEST)
+    }))
+}
+
+/// The request of a content with a class; else the reason why there is none.
+fn class_request(
     cache: &Cache,
     content: &VolumeSnapshotContent,
-    volume: &VolumeHandle,
     settings: &SnapshotSettings,
-    cluster: &ClusterId,
-) -> Result<CreateSnapshot, String> {
+) -> Result<RecordedRequest, String> {
     let class = find_class(cache, content)?;
-    let Some(uid) = &content.snapshot.uid else {
-        return Err("spec.volumeSnapshotRef.uid is empty; expected the uid of a VolumeSnapshot".to_owned());
-    };
     let mut parameters = driver_parameters(&class).map_err(|error| error.to_string())?;
     if settings.extra_create_metadata {
         let extra = [
@@ -125,8 +215,26 @@ fn create_request(
             extra.map(|(key, value)| (format!("{RESERVED_PARAMETER_PREFIX}{key}"), value.to_owned())),
         );
     }
+    let uid = snapshot_uid(content)?;
+    let name = names::name_with_uid(&settings.name_prefix, settings.name_uuid_length, uid);
+    Ok(RecordedRequest { name, parameters })
+}
+
+fn snapshot_uid(content: &VolumeSnapshotContent) -> Result<&Uid, String> {
+    let uid = content.snapshot.uid.as_ref();
+    uid.ok_or_else(|| "spec.volumeSnapshotRef.uid is empty; expected the uid of a VolumeSnapshot".to_owned())
+}
+
+/// Builds the request of a content; else the reason why there is none.
+fn create_request(
+    content: &VolumeSnapshotContent,
+    volume: &VolumeHandle,
+    RecordedRequest { name, parameters }: RecordedRequest,
+    cluster: &ClusterId,
+) -> Result<CreateSnapshot, String> {
+    let uid = snapshot_uid(content)?;
     Ok(CreateSnapshot {
-        name: names::name_with_uid(&settings.name_prefix, settings.name_uuid_length, uid),
+        name,
         source: volume.clone(),
         parameters,
         owner: Some(SnapshotOwner {
@@ -138,10 +246,7 @@ fn create_request(
     })
 }
 
-fn find_class(
-    cache: &Cache,
-    content: &VolumeSnapshotContent,
-) -> Result<std::sync::Arc<VolumeSnapshotClass>, String> {
+fn find_class(cache: &Cache, content: &VolumeSnapshotContent) -> Result<Arc<VolumeSnapshotClass>, String> {
     let Some(name) = &content.class else {
         return Err("spec.volumeSnapshotClassName is absent; expected a VolumeSnapshotClass".to_owned());
     };
@@ -202,10 +307,13 @@ pub enum CreatedVerdict {
     },
 }
 
-/// Decides on a response of CreateSnapshot. Source: csi-snapshotter's `isCSIFinalError`.
+/// Decides on a response of CreateSnapshot. `is_recovered` if another process may have sent the request before:
+/// an error about this attempt does not reveal the result of its call. Source: csi-snapshotter's
+/// `isCSIFinalError`.
 pub fn decide_after_create(
     request: &CreateSnapshot,
     response: Result<Snapshot, StorageError>,
+    is_recovered: bool,
 ) -> CreatedVerdict {
     match response {
         Ok(snapshot) if snapshot.source != request.source => CreatedVerdict::Fail {
@@ -226,6 +334,7 @@ pub fn decide_after_create(
                     | ErrorKind::Aborted
                     | ErrorKind::ResourceExhausted
             );
+            let is_in_doubt = is_in_doubt || (is_recovered && error.kind.is_inconclusive());
             let is_final = error.finality == Finality::Final && !is_in_doubt;
             CreatedVerdict::Fail { message: error.to_string(), is_final }
         }

@@ -29,8 +29,8 @@ use crate::{EnvironmentKind, Scenario};
 pub const fn skipped_count(environment: EnvironmentKind) -> usize {
     match environment {
         EnvironmentKind::InProcess => 0,
-        EnvironmentKind::Http => 11,
-        EnvironmentKind::Kubernetes => 9,
+        EnvironmentKind::Http => 12,
+        EnvironmentKind::Kubernetes => 10,
     }
 }
 

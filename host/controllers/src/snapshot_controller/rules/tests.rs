@@ -127,15 +127,13 @@ fn describe(verdict: &SnapshotVerdict) -> String {
         }
         SnapshotVerdict::MarkContent(content) => format!("mark {}", content.name),
         SnapshotVerdict::DeleteContent(content) => format!("delete {}", content.name),
-        SnapshotVerdict::RemoveFinalizers { finalizers, uncached_content } => {
+        SnapshotVerdict::RemoveFinalizers { finalizers, unbound_content } => {
             let indexes: Vec<_> = finalizers.iter().map(|(index, _)| index.to_string()).collect();
-            let unless = uncached_content.as_ref().map(|name| format!(" unless {name} exists"));
+            let unless = unbound_content.as_ref().map(|name| format!(" unless {name} exists"));
             format!("remove finalizers {}{}", indexes.join(", "), unless.unwrap_or_default())
         }
         SnapshotVerdict::DeletePending(claim) => format!("pending: {claim}"),
-        SnapshotVerdict::Fail(SnapshotFailure { reason, message, resets_ready, .. }) => {
-            format!("{reason}{}: {message}", if *resets_ready { ", not ready" } else { "" })
-        }
+        SnapshotVerdict::Fail(SnapshotFailure { reason, message, .. }) => format!("{reason}: {message}"),
     }
 }
 
@@ -234,17 +232,14 @@ fn the_status_is_copied_from_the_content() {
     assert_eq!(fixture.decide(), "no action: the status is that of the content");
     // A ready VolumeSnapshot needs its content.
     let lost = Fixture::changing(&copied);
-    assert_eq!(
-        lost.decide(),
-        "SnapshotContentMissing, not ready: VolumeSnapshotContent snapcontent-1 is missing"
-    );
+    assert_eq!(lost.decide(), "SnapshotContentMissing: VolumeSnapshotContent snapcontent-1 is missing");
     let misbound = Fixture {
         snapshot: with(snapshot_json(), &copied),
         ..Fixture::with_content(&json!({"spec": {"volumeSnapshotRef": {"uid": "2"}}}))
     };
     assert_eq!(
         misbound.decide(),
-        "SnapshotMisbound, not ready: VolumeSnapshotContent snapcontent-1 is not bound to the VolumeSnapshot"
+        "SnapshotMisbound: VolumeSnapshotContent snapcontent-1 is not bound to the VolumeSnapshot"
     );
 }
 
@@ -306,13 +301,15 @@ fn the_deletion_of_a_snapshot_follows_the_policy_of_its_content() {
         ("being restored", json!({"metadata": {"finalizers": [
             names::SNAPSHOT_SOURCE_PROTECTION, names::RESTORE_PROTECTION,
         ]}}), Some(json!({})), "no action: a provisioner creates a volume from the snapshot"),
-        ("content of another", json!({}), Some(other), "remove finalizers 0, 1"),
+        ("content of another", json!({}), Some(other), "remove finalizers 0, 1 unless snapcontent-1 exists"),
         ("not marked", json!({}), Some(json!({})), "mark snapcontent-1"),
         ("marked, Retain", json!({}), Some(marked.clone()), "remove finalizers 0, 1"),
         ("marked, Delete", json!({}), Some(both(&marked, &delete)), "delete snapcontent-1"),
         ("content going", json!({}), Some(both(&both(&marked, &delete), &going)), "remove finalizers 0"),
         ("waiting", only_bound, Some(both(&both(&marked, &delete), &going)),
             "no action: waiting for the deletion of the content"),
+        ("member of a group", json!({"status": {"volumeGroupSnapshotName": "g"}}), Some(json!({})),
+            "pending: the VolumeSnapshot is a member of a VolumeGroupSnapshot, which this program leaves alone"),
         ("done", json!({"metadata": {"finalizers": ["other/finalizer"]}}), None,
             "no action: the finalizers of this role are removed"),
     ];
@@ -328,7 +325,16 @@ fn the_deletion_of_a_snapshot_follows_the_policy_of_its_content() {
         "spec": {"dataSourceRef": source},
     });
     let claims = vec![claim_json(), restoring];
-    assert_eq!(Fixture { claims, ..Fixture::changing(&deleting) }.decide(), "pending: ns/r");
+    let restored = |contents| Fixture { claims: claims.clone(), contents, ..Fixture::changing(&deleting) };
+    assert_eq!(
+        restored(vec![content_json()]).decide(),
+        "pending: claim ns/r has no volume yet and names the VolumeSnapshot as its source"
+    );
+    assert_eq!(
+        restored(Vec::new()).decide(),
+        "remove finalizers 0, 1 unless snapcontent-1 exists",
+        "a claim cannot be restored from a snapshot that was never taken"
+    );
 }
 
 #[test]

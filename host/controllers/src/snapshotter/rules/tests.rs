@@ -38,10 +38,11 @@ fn class_json() -> Value {
 fn describe(verdict: &SnapshotterVerdict) -> String {
     match verdict {
         SnapshotterVerdict::NoAction(reason) => format!("no action: {reason}"),
-        SnapshotterVerdict::MarkCreating => "mark".to_owned(),
+        SnapshotterVerdict::MarkCreating(request) => format!("mark {}", request.name),
         SnapshotterVerdict::Create(request) => format!("create {} of {}", request.name, request.source),
         SnapshotterVerdict::ReadStatus(handle) => format!("read {handle}"),
         SnapshotterVerdict::UnmarkCreating => "unmark".to_owned(),
+        SnapshotterVerdict::RecordHandle(handle) => format!("record {handle}"),
         SnapshotterVerdict::Delete(handle) => format!("delete {handle}"),
         SnapshotterVerdict::RemoveFinalizer(index) => format!("remove finalizer {index}"),
         SnapshotterVerdict::DeletionFrozen => "frozen".to_owned(),
@@ -51,15 +52,31 @@ fn describe(verdict: &SnapshotterVerdict) -> String {
 }
 
 fn decide(content: &Value, class: Option<&Value>, is_frozen: bool) -> SnapshotterVerdict {
+    decide_answered(content, class, is_frozen, false)
+}
+
+fn decide_answered(
+    content: &Value,
+    class: Option<&Value>,
+    is_frozen: bool,
+    is_answered: bool,
+) -> SnapshotterVerdict {
     let cache = Cache::default();
     class.into_iter().for_each(|class| assert!(cache.snapshot_classes.apply(Ok(read(class)))));
     let content: VolumeSnapshotContent = read(content);
     assert!(cache.snapshot_contents.apply(Ok(content.clone())));
-    decide_content(&cache, &content, &SnapshotSettings::default(), &"cluster".into(), is_frozen)
+    let settings = SnapshotSettings::default();
+    decide_content(&cache, &content, &settings, &"cluster".into(), is_frozen, is_answered)
 }
 
 fn creating() -> Value {
     json!({"metadata": {"annotations": {names::SNAPSHOT_BEING_CREATED: "yes"}}})
+}
+
+/// The annotations of a creation, with a recorded request.
+fn recorded(request: &str) -> Value {
+    let annotations = json!({names::SNAPSHOT_BEING_CREATED: "yes", names::SNAPSHOT_REQUEST: request});
+    json!({"metadata": {"annotations": annotations}})
 }
 
 fn known(ready: bool) -> Value {
@@ -79,12 +96,13 @@ fn all(changes: &[Value]) -> Value {
 fn a_snapshot_is_created_after_its_annotation_is_written() {
     let retained_unbound = json!({"spec": {"volumeSnapshotRef": {"uid": null}}});
     #[rustfmt::skip] // one row per situation
-    let table: [(&str, Value, &str); 12] = [
-        ("new", json!({}), "mark"),
+    let table: [(&str, Value, &str); 16] = [
+        ("new", json!({}), "mark snapshot-s-uid-1"),
         ("marked", creating(), "create snapshot-s-uid-1 of v"),
-        ("failed before", json!({"status": {"error": {"message": "m"}, "readyToUse": false}}), "mark"),
-        ("created, not ready, marked", all(&[creating(), known(false)]), "unmark"),
-        ("created, not ready", known(false), "create snapshot-s-uid-1 of v"),
+        ("failed before", json!({"status": {"error": {"message": "m"}, "readyToUse": false}}),
+            "mark snapshot-s-uid-1"),
+        ("created, not ready, marked", all(&[creating(), known(false)]), "create snapshot-s-uid-1 of v"),
+        ("created, not ready", known(false), "mark snapshot-s-uid-1"),
         ("ready, marked", all(&[creating(), known(true)]), "unmark"),
         ("ready", known(true), "no action: the snapshot is ready"),
         ("not bound", retained_unbound,
@@ -93,6 +111,14 @@ fn a_snapshot_is_created_after_its_annotation_is_written() {
             "fail: spec.volumeSnapshotClassName is absent; expected a VolumeSnapshotClass"),
         ("missing class", json!({"spec": {"volumeSnapshotClassName": "gone"}}),
             "fail: VolumeSnapshotClass gone does not exist"),
+        ("recorded request", recorded("{\"name\":\"n\",\"parameters\":{}}"), "create n of v"),
+        ("recorded request, class gone",
+            all(&[recorded("{\"name\":\"n\",\"parameters\":{}}"),
+                json!({"spec": {"volumeSnapshotClassName": "gone"}})]),
+            "create n of v"),
+        ("member of a group", json!({"metadata": {"annotations": {names::SNAPSHOT_GROUP_HANDLE: "g"}}}),
+            "no action: the snapshot is a member of a group"),
+        ("existing snapshot, marked", all(&[existing(), creating()]), "unmark"),
         ("existing snapshot", existing(), "read h"),
         ("existing snapshot, ready", all(&[existing(), known(true)]), "no action: the snapshot is ready"),
     ];
@@ -100,6 +126,10 @@ fn a_snapshot_is_created_after_its_annotation_is_written() {
         let verdict = decide(&with(content_json(), &change), Some(&class_json()), false);
         assert_eq!(describe(&verdict), expected, "{name}");
     }
+    let unreadable = decide(&with(content_json(), &recorded("n")), Some(&class_json()), false);
+    assert!(
+        describe(&unreadable).starts_with("fail: the annotation cofferdam.dev/create-snapshot-request is")
+    );
     let other = with(class_json(), &json!({"driver": "other"}));
     let verdict = decide(&content_json(), Some(&other), false);
     assert_eq!(describe(&verdict), "fail: VolumeSnapshotClass fast has the driver other; expected drv");
@@ -118,8 +148,10 @@ fn a_snapshot_is_deleted_once_its_creation_has_a_result() {
     let retain = json!({"spec": {"deletionPolicy": "Retain"}});
     let unbound = json!({"spec": {"volumeSnapshotRef": {"uid": null}}});
     let finalized = json!({"metadata": {"finalizers": ["other/finalizer"]}});
+    let group = json!({"status": {"volumeGroupSnapshotHandle": "g"}});
+    let deleted = json!({"status": {}});
     #[rustfmt::skip] // one row per situation
-    let table: [(&str, Value, bool, &str); 11] = [
+    let table: [(&str, Value, bool, &str); 15] = [
         ("snapshot lives", all(&[deleting.clone(), known(true)]), false, "no action: the VolumeSnapshot is not being deleted"),
         ("allowed", all(&[allowed.clone(), known(true)]), false, "delete h"),
         ("allowed, not ready", all(&[allowed.clone(), known(false)]), false, "delete h"),
@@ -127,15 +159,46 @@ fn a_snapshot_is_deleted_once_its_creation_has_a_result() {
         ("allowed, Retain, frozen", all(&[allowed.clone(), known(true), retain]), true, "remove finalizer 1"),
         ("allowed, no handle", allowed.clone(), false, "remove finalizer 1"),
         ("allowed, result unknown", all(&[allowed.clone(), creating()]), false, "create snapshot-s-uid-1 of v"),
-        ("allowed, result known", all(&[allowed.clone(), creating(), known(false)]), false, "unmark"),
+        ("allowed, created, not ready", all(&[allowed.clone(), creating(), known(false)]), false,
+            "create snapshot-s-uid-1 of v"),
+        ("allowed, member of a group", all(&[allowed.clone(), known(true), group]), false, "remove finalizer 1"),
+        ("existing, not read yet", all(&[allowed.clone(), existing()]), false, "record h"),
+        ("existing, not readable", all(&[allowed.clone(), existing(),
+            json!({"status": {"error": {"message": "m"}, "readyToUse": false}})]), false, "record h"),
+        ("existing, deleted", all(&[allowed.clone(), existing(), deleted]), false, "remove finalizer 1"),
         ("allowed, finalizer removed", all(&[allowed.clone(), known(true), finalized]), false,
             "no action: the finalizer of this role is removed"),
         ("never bound", all(&[deleting, existing(), unbound, known(true)]), false, "delete h"),
-        ("existing, allowed", all(&[allowed, existing(), known(true)]), false, "delete h"),
+        ("existing, allowed", all(&[allowed.clone(), existing(), known(true)]), false, "delete h"),
     ];
     for (name, change, is_frozen, expected) in table {
         let verdict = decide(&with(content_json(), &change), Some(&class_json()), is_frozen);
         assert_eq!(describe(&verdict), expected, "{name}");
+    }
+    let answered = with(content_json(), &all(&[allowed, creating(), known(false)]));
+    let verdict = decide_answered(&answered, Some(&class_json()), false, true);
+    assert_eq!(describe(&verdict), "unmark", "the driver has answered in this run");
+}
+
+#[test]
+fn only_foreign_changes_end_the_back_off() {
+    let changes = [
+        (creating(), false),
+        (recorded("{}"), false),
+        (known(true), false),
+        (json!({"metadata": {"finalizers": []}}), false),
+        (json!({"metadata": {"uid": "other"}}), true),
+        (json!({"metadata": {"deletionTimestamp": "2026-01-01T00:00:00Z"}}), true),
+        (json!({"metadata": {"annotations": {names::SNAPSHOT_BEING_DELETED: "yes"}}}), true),
+        (json!({"metadata": {"annotations": {names::SNAPSHOT_SECRET_NAME: "s"}}}), true),
+        (json!({"spec": {"volumeSnapshotClassName": "slow"}}), true),
+        (json!({"spec": {"volumeSnapshotRef": {"uid": null}}}), true),
+        (existing(), true),
+    ];
+    let old: VolumeSnapshotContent = read(&content_json());
+    for (change, expected) in changes {
+        let new = read(&with(content_json(), &change));
+        assert_eq!(needs_decision(&old, &new), expected, "{change}");
     }
 }
 
@@ -146,15 +209,20 @@ fn a_snapshot_of_two_contents_is_not_deleted() {
         "deletionTimestamp": "2026-01-01T00:00:00Z",
         "annotations": {names::SNAPSHOT_BEING_DELETED: "yes"},
     }});
-    let content = with(content_json(), &all(&[allowed, known(true)]));
+    let content = with(content_json(), &all(&[allowed.clone(), known(true)]));
     let other = with(content_json(), &all(&[existing(), json!({"metadata": {"name": "other", "uid": "o"}})]));
     assert!(cache.snapshot_contents.apply(Ok(read(&other))));
     let content: VolumeSnapshotContent = read(&content);
     assert!(cache.snapshot_contents.apply(Ok(content.clone())));
-    let verdict = decide_content(&cache, &content, &SnapshotSettings::default(), &"cluster".into(), false);
+    let settings = SnapshotSettings::default();
+    let decide = || decide_content(&cache, &content, &settings, &"cluster".into(), false, false);
+    let verdict = decide();
     let expected =
         "fail deletion: VolumeSnapshotContent other refers to the same snapshot h: it is not deleted";
     assert_eq!(describe(&verdict), expected);
+    let other = with(other, &all(&[allowed, json!({"metadata": {"resourceVersion": "8"}})]));
+    assert!(cache.snapshot_contents.apply(Ok(read(&other))));
+    assert_eq!(describe(&decide()), "delete h", "the other content deletes the snapshot, too");
 }
 
 #[test]
@@ -168,7 +236,14 @@ fn the_request_has_name_parameters_and_owner() {
         ..SnapshotSettings::default()
     };
     let content: VolumeSnapshotContent = read(&content_json());
-    let request = create_request(&cache, &content, &"v".into(), &settings, &"cluster".into()).unwrap();
+    let request = class_request(&cache, &content, &settings).unwrap();
+    let request = create_request(&content, &"v".into(), request, &"cluster".into()).unwrap();
+    assert_eq!(
+        request_annotation(&request),
+        "{\"name\":\"snap-sui\",\"parameters\":{\"csi.storage.k8s.io/volumesnapshot/name\":\"s\",\
+         \"csi.storage.k8s.io/volumesnapshot/namespace\":\"ns\",\
+         \"csi.storage.k8s.io/volumesnapshotcontent/name\":\"content\",\"tier\":\"gold\"}}"
+    );
     assert_eq!((request.name.as_str(), request.source.as_str()), ("snap-sui", "v"));
     let parameters: Vec<_> = request.parameters.iter().map(|(key, value)| format!("{key}={value}")).collect();
     let expected = [
@@ -207,10 +282,21 @@ fn only_final_errors_end_the_creation() {
         parameters: cofferdam_domain::storage::Parameters::new(),
         owner: None,
     };
-    let is_final = |error| match decide_after_create(&request, Err(error)) {
+    let is_final_for = |error, is_recovered| match decide_after_create(&request, Err(error), is_recovered) {
         CreatedVerdict::Fail { is_final, .. } => is_final,
         CreatedVerdict::Save(_) => panic!("an error is no snapshot"),
     };
+    let is_final = |error| is_final_for(error, false);
+    for (kind, expected) in [
+        (ErrorKind::InvalidArgument, true),
+        (ErrorKind::NotFound, true),
+        (ErrorKind::Internal, false),
+        (ErrorKind::PermissionDenied, false),
+        (ErrorKind::Unauthenticated, false),
+    ] {
+        let error = StorageError::with_known_effect(kind, "m");
+        assert_eq!(is_final_for(error, true), expected, "{kind:?} after the call of another process");
+    }
     for (kind, expected) in [
         (ErrorKind::InvalidArgument, true),
         (ErrorKind::NotFound, true),
@@ -235,8 +321,9 @@ fn only_final_errors_end_the_creation() {
         group: None,
         owner: None,
     };
-    assert_eq!(decide_after_create(&request, Ok(snapshot("v"))), CreatedVerdict::Save(snapshot("v")));
-    let CreatedVerdict::Fail { message, is_final } = decide_after_create(&request, Ok(snapshot("w"))) else {
+    assert_eq!(decide_after_create(&request, Ok(snapshot("v")), false), CreatedVerdict::Save(snapshot("v")));
+    let CreatedVerdict::Fail { message, is_final } = decide_after_create(&request, Ok(snapshot("w")), false)
+    else {
         panic!("a snapshot of another volume is no result")
     };
     assert_eq!(message, "the driver returned a snapshot of volume w; expected volume v");

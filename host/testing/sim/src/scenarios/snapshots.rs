@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 
 use super::provisioning::REJECTED_CLAIM;
 use crate::{
-    ApiFault, DriverFault, FaultKind, SnapshotBehavior,
+    ApiFault, DriverFault, EnvironmentKind, FaultKind, SnapshotBehavior,
     UserAction::{self, Create, Delete, Settle, Until, Wait},
     WaitFor::Deleted,
     WorkKind,
@@ -223,6 +223,37 @@ pub(super) fn scenarios() -> Vec<Scenario> {
             calls: &[CREATE_OF_GONE, CREATE_OF_GONE, DELETE],
             ..base()
         },
+        Scenario {
+            name: "result of CreateSnapshot unknown, then an error about the attempt: the call is repeated",
+            actions: after_source("Delete", [Create(snapshot())]),
+            snapshotting: failing(vec![
+                DriverFault::ConcurrentActionThen(Delete(SNAPSHOT), Box::new(DriverFault::LostResponse)),
+                DriverFault::Refuse(ErrorKind::Internal),
+            ]),
+            events: &[
+                "of-gone Warning SnapshotContentCheckandUpdateFailed",
+                "of-gone Warning SnapshotCreationFailed",
+                "s Normal CreatingSnapshot",
+            ],
+            calls: &[CREATE_OF_GONE, CREATE_OF_GONE, CREATE_OF_GONE, DELETE],
+            ..base()
+        },
+        Scenario {
+            name: "CreateSnapshot fails again and again: each call waits for the back-off",
+            actions: after_source(
+                "Delete",
+                [Create(snapshot()), Wait(Duration::from_millis(2500)), Delete(SNAPSHOT)],
+            ),
+            snapshotting: failing(vec![DriverFault::Refuse(ErrorKind::FailedPrecondition); 2]),
+            events: &["of-gone Warning SnapshotCreationFailed", "s Normal CreatingSnapshot"],
+            // After 1 s, and not yet after 3 s.
+            calls: &[CREATE_OF_GONE, CREATE_OF_GONE],
+            skipped_on: &[
+                (EnvironmentKind::Http, "the back-off is shorter in real time"),
+                (EnvironmentKind::Kubernetes, "the back-off is shorter in real time"),
+            ],
+            ..base()
+        },
         // external-snapshotter's pull request 1446: the content was gone before the annotation, and the snapshot
         // stayed.
         Scenario {
@@ -399,6 +430,60 @@ pub(super) fn scenarios() -> Vec<Scenario> {
             ),
             events: &["s Normal SnapshotCreated", "s Normal SnapshotReady"],
             calls: &["delete static-snapshot"],
+            ..base()
+        },
+        Scenario {
+            name: "existing content with the annotation of a creation: it is deleted with its VolumeSnapshot",
+            actions: after_source(
+                "Delete",
+                [
+                    Create(with(
+                        content("Delete"),
+                        &json!({"metadata": {"annotations": {
+                            "snapshot.storage.kubernetes.io/volumesnapshot-being-created": "yes",
+                        }}}),
+                    )),
+                    Create(snapshot_of_content()),
+                    Settle,
+                    Delete(SNAPSHOT),
+                ],
+            ),
+            events: &["s Normal SnapshotCreated", "s Normal SnapshotReady"],
+            calls: &["delete static-snapshot"],
+            ..base()
+        },
+        Scenario {
+            name: "two contents of one snapshot, both VolumeSnapshots deleted: the snapshot is deleted",
+            actions: after_source(
+                "Delete",
+                [
+                    Create(content("Delete")),
+                    Create(with(
+                        content("Delete"),
+                        &json!({"metadata": {"name": "copy"}, "spec": {"volumeSnapshotRef": {"name": "t"}}}),
+                    )),
+                    Create(snapshot_of_content()),
+                    Create(with(
+                        snapshot_of_content(),
+                        &json!({
+                            "metadata": {"name": "t"},
+                            "spec": {"source": {"volumeSnapshotContentName": "copy"}},
+                        }),
+                    )),
+                    Settle,
+                    Delete(SNAPSHOT),
+                    Settle,
+                    Delete("/apis/snapshot.storage.k8s.io/v1/namespaces/default/volumesnapshots/t"),
+                ],
+            ),
+            events: &[
+                "existing Warning SnapshotDeleteError",
+                "s Normal SnapshotCreated",
+                "s Normal SnapshotReady",
+                "t Normal SnapshotCreated",
+                "t Normal SnapshotReady",
+            ],
+            calls: &["delete static-snapshot", "delete static-snapshot"],
             ..base()
         },
         Scenario {
