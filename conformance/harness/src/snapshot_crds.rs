@@ -79,8 +79,8 @@ pub(crate) fn compare_with_upstream(peers: &PeerPrograms) -> Result<()> {
     Ok(())
 }
 
-/// A definition without what may differ: descriptions, the annotations of the tools that made it, and an empty
-/// status.
+/// A definition without what may differ: descriptions, the annotations of the tools that made it, and an
+/// empty status.
 fn structure(mut definition: Value) -> Value {
     if let Some(annotations) = definition.pointer_mut("/metadata/annotations").and_then(Value::as_object_mut)
     {

@@ -102,7 +102,8 @@ impl Workload {
 /// released.
 ///
 /// # Errors
-/// [`CommandError::Controllers`]; [`CommandError::OnlyOwner`], after which the roles of all drivers have ended.
+/// [`CommandError::Controllers`]; [`CommandError::OnlyOwner`], after which the roles of all drivers have
+/// ended.
 async fn run_elected(
     controllers: &ControllerManager,
     campaigns: Vec<Campaign>,

@@ -160,7 +160,8 @@ impl LocalNode {
     /// `topology.cofferdam.dev/node`, whose value is unique to the node.
     ///
     /// # Errors
-    /// Another node may have the volume, the segments of this node are not known, or the Nodes cannot be read.
+    /// Another node may have the volume, the segments of this node are not known, or the Nodes cannot be
+    /// read.
     pub(crate) async fn check_only_node(
         &self,
         volume: &Volume,

@@ -82,8 +82,8 @@ pub const SNAPSHOT_CONTENT_PROTECTION: &str =
     "snapshot.storage.kubernetes.io/volumesnapshotcontent-bound-protection";
 /// Finalizer of a VolumeSnapshot whose content has the deletion policy Delete, until the content is deleted.
 pub const SNAPSHOT_BOUND_PROTECTION: &str = "snapshot.storage.kubernetes.io/volumesnapshot-bound-protection";
-/// Finalizer of every VolumeSnapshot. It delays the deletion while a claim without a volume names the snapshot
-/// as its source.
+/// Finalizer of every VolumeSnapshot. It delays the deletion while a claim without a volume names the
+/// snapshot as its source.
 pub const SNAPSHOT_SOURCE_PROTECTION: &str =
     "snapshot.storage.kubernetes.io/volumesnapshot-as-source-protection";
 /// Finalizer of a VolumeSnapshot that is a member of a VolumeGroupSnapshot.
@@ -172,8 +172,8 @@ pub fn is_pod_attachment(name: &VolumeAttachmentName) -> bool {
     digest.len() == 64 && digest.bytes().all(|byte| byte.is_ascii_digit() || (b'a'..=b'f').contains(&byte))
 }
 
-/// Name of a volume or snapshot that a driver creates for the object with this UID: the prefix and the UID, or
-/// the first `length` characters of the UID without its dashes. Sources: external-provisioner's
+/// Name of a volume or snapshot that a driver creates for the object with this UID: the prefix and the UID,
+/// or the first `length` characters of the UID without its dashes. Sources: external-provisioner's
 /// `makeVolumeName`, csi-snapshotter's `makeSnapshotName`.
 pub fn name_with_uid(prefix: &str, length: Option<u8>, uid: &Uid) -> String {
     let uid = uid.to_string();

@@ -114,8 +114,8 @@ impl Registrar {
 
     /// Serves the registration socket until `stop`, then removes it, which makes kubelet unregister the
     /// driver. If kubelet rejects the driver, the server ends or the socket is removed, creates the socket
-    /// again after a backoff: kubelet retries only for a new socket. Before each time, removes the socket that a killed
-    /// node-driver-registrar of the driver left behind.
+    /// again after a backoff: kubelet retries only for a new socket. Before each time, removes the socket
+    /// that a killed node-driver-registrar of the driver left behind.
     ///
     /// # Errors
     /// [`SocketError`] if the socket cannot be created.

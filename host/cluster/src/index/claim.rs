@@ -15,8 +15,8 @@ impl Indexed for Claim {
     type Index = ClaimIndex;
 }
 
-/// Claims by uid, by `spec.volumeName` and by the source of their volume, claims without `spec.volumeName` by StorageClass, and reference
-/// counts of VolumeAttributesClasses.
+/// Claims by uid, by `spec.volumeName` and by the source of their volume, claims without `spec.volumeName` by
+/// StorageClass, and reference counts of VolumeAttributesClasses.
 #[derive(Debug, Default)]
 pub struct ClaimIndex {
     pub(crate) by_uid: HashMap<Uid, ClaimKey>,

@@ -1,5 +1,5 @@
-//! VolumeSnapshot, VolumeSnapshotContent and VolumeSnapshotClass: custom resources, whose definitions a cluster
-//! may lack.
+//! VolumeSnapshot, VolumeSnapshotContent and VolumeSnapshotClass: custom resources, whose definitions a
+//! cluster may lack.
 
 use std::collections::BTreeMap;
 

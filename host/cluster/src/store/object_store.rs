@@ -159,8 +159,8 @@ impl<K: Indexed> ObjectStore<K> {
         self.subscribers.write().push(Subscriber { owner: None, notify: Box::new(subscriber) });
     }
 
-    /// Calls `subscriber` once for each cached object, in the order of the keys, as if it was new, and then as
-    /// [`ObjectStore::subscribe`], as long as `owner` exists.
+    /// Calls `subscriber` once for each cached object, in the order of the keys, as if it was new, and then
+    /// as [`ObjectStore::subscribe`], as long as `owner` exists.
     pub fn subscribe_while<O>(
         &self,
         owner: &Arc<O>,

@@ -1,8 +1,8 @@
 //! The flags of the sidecars, and what this program does with each.
 //!
 //! Sources: the flags of external-provisioner 6.3, external-attacher 4.13, external-resizer 2.3,
-//! external-snapshotter 8.7, node-driver-registrar 2.17, livenessprobe 2.19, csi-lib-utils 0.24, component-base's logging options, and
-//! klog, whose flags earlier versions of the sidecars had.
+//! external-snapshotter 8.7, node-driver-registrar 2.17, livenessprobe 2.19, csi-lib-utils 0.24,
+//! component-base's logging options, and klog, whose flags earlier versions of the sidecars had.
 
 use std::fmt::Write as _;
 

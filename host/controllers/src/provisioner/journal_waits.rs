@@ -11,7 +11,8 @@ use tokio::time::Instant;
 const EVENT_INTERVAL: Duration = Duration::from_secs(1800);
 
 /// Claims by uid, with the loss of the last event and its time. A claim is tried each
-/// [`OWNER_CHECK_INTERVAL`](cofferdam_cluster::journal::OWNER_CHECK_INTERVAL), which is too often for an event.
+/// [`OWNER_CHECK_INTERVAL`](cofferdam_cluster::journal::OWNER_CHECK_INTERVAL), which is too often for an
+/// event.
 #[derive(Debug, Default)]
 pub(super) struct JournalWaits(Mutex<HashMap<Uid, (JournalLoss, Instant)>>);
 

@@ -49,8 +49,8 @@ impl ProvisionerSettings {
     }
 }
 
-/// Returns true if a prefix of volumes' or snapshots' names is allowed: 1 to 63 lower-case letters, digits and
-/// dashes, without a dash at the start.
+/// Returns true if a prefix of volumes' or snapshots' names is allowed: 1 to 63 lower-case letters, digits
+/// and dashes, without a dash at the start.
 pub(crate) fn is_valid_prefix(prefix: &str) -> bool {
     let is_allowed = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '-';
     (1..=MAX_NAME_PREFIX).contains(&prefix.len())

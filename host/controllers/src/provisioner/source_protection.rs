@@ -16,8 +16,8 @@ use super::{
 use crate::reconcile::{MAX_EFFECTS, action_for_write_error};
 
 impl Provisioner {
-    /// Adds the finalizer to the source of the claim `uid`. Returns `None` after success, else the action that
-    /// the reconcile of the claim returns.
+    /// Adds the finalizer to the source of the claim `uid`. Returns `None` after success, else the action
+    /// that the reconcile of the claim returns.
     pub(super) async fn protect_source(&self, uid: &Uid, source: &SourceObject) -> Option<Action> {
         let writer = &self.context.writer;
         let recorder = self.context.recorders.of_role();

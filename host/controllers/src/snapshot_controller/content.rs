@@ -5,8 +5,8 @@ use cofferdam_domain::{
 };
 use serde_json::{Value, json};
 
-/// The VolumeSnapshotContent of a VolumeSnapshot, from which the snapshot is created. The finalizer is part of
-/// it: the content must not be deleted without its snapshot.
+/// The VolumeSnapshotContent of a VolumeSnapshot, from which the snapshot is created. The finalizer is part
+/// of it: the content must not be deleted without its snapshot.
 pub(super) fn new_content(
     name: &VolumeSnapshotContentName,
     snapshot: &VolumeSnapshot,

@@ -354,8 +354,8 @@ impl SnapshotController {
         }
     }
 
-    /// Writes the uid of the VolumeSnapshot, and its class if it has one, to the content that is its source. The
-    /// finalizer is part of the write: a bound content must not be deleted without its snapshot.
+    /// Writes the uid of the VolumeSnapshot, and its class if it has one, to the content that is its source.
+    /// The finalizer is part of the write: a bound content must not be deleted without its snapshot.
     async fn bind_content(
         &self,
         snapshot: &VolumeSnapshot,

@@ -1,10 +1,10 @@
 //! Rules of VolumeSnapshots. Source: external-snapshotter's snapshot-controller 8.7, `syncSnapshot` and
 //! `syncContent`.
 //!
-//! A VolumeSnapshot with a claim as its source gets a VolumeSnapshotContent, from which the role `snapshotter`
-//! creates the snapshot. A VolumeSnapshot with a content as its source is bound to it. The deletion of a
-//! VolumeSnapshot marks its content; with the deletion policy Delete, it deletes the content, too, and the
-//! VolumeSnapshot stays until the content is gone.
+//! A VolumeSnapshot with a claim as its source gets a VolumeSnapshotContent, from which the role
+//! `snapshotter` creates the snapshot. A VolumeSnapshot with a content as its source is bound to it. The
+//! deletion of a VolumeSnapshot marks its content; with the deletion policy Delete, it deletes the content,
+//! too, and the VolumeSnapshot stays until the content is gone.
 
 use std::sync::Arc;
 
@@ -61,8 +61,8 @@ pub enum SnapshotVerdict {
     RemoveFinalizers {
         /// The finalizers, each by index and name.
         finalizers: Vec<(usize, &'static str)>,
-        /// The content that the VolumeSnapshot may have, whose cached state, if any, is not bound to it. It is
-        /// read from the API server before: without its VolumeSnapshot, a content with the deletion policy
+        /// The content that the VolumeSnapshot may have, whose cached state, if any, is not bound to it. It
+        /// is read from the API server before: without its VolumeSnapshot, a content with the deletion policy
         /// Delete is never deleted.
         unbound_content: Option<VolumeSnapshotContentName>,
     },
@@ -80,8 +80,8 @@ pub struct SnapshotFailure {
     pub reason: &'static str,
     /// Message of the event and of the status.
     pub message: String,
-    /// The object whose state is the reason. The cache may have an older state of it than the VolumeSnapshot's:
-    /// the watches of two kinds are not ordered.
+    /// The object whose state is the reason. The cache may have an older state of it than the
+    /// VolumeSnapshot's: the watches of two kinds are not ordered.
     pub dependency: Option<Dependency>,
 }
 
@@ -300,8 +300,8 @@ fn find_content(cache: &Cache, snapshot: &VolumeSnapshot) -> Option<Arc<VolumeSn
     content.is_bound_to(snapshot).then_some(content)
 }
 
-/// The finalizers that a VolumeSnapshot lacks. That of the content is added only for a content that is deleted
-/// with the VolumeSnapshot.
+/// The finalizers that a VolumeSnapshot lacks. That of the content is added only for a content that is
+/// deleted with the VolumeSnapshot.
 fn missing_finalizers(
     snapshot: &VolumeSnapshot,
     content: Option<&VolumeSnapshotContent>,

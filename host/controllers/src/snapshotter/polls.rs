@@ -12,9 +12,9 @@ const PART: u32 = 4;
 /// Maximum time between two calls.
 const MAX_INTERVAL: Duration = Duration::from_secs(60);
 
-/// Snapshots that are not ready. The interval between two calls is a fourth of the time since the first one, so
-/// that a driver that takes a long time gets few calls, and a snapshot is reported at most a fourth later than
-/// it is ready. Each snapshot has intervals of its own: a slow one does not delay others.
+/// Snapshots that are not ready. The interval between two calls is a fourth of the time since the first one,
+/// so that a driver that takes a long time gets few calls, and a snapshot is reported at most a fourth later
+/// than it is ready. Each snapshot has intervals of its own: a slow one does not delay others.
 #[derive(Debug)]
 pub(super) struct Polls {
     /// Limits of the interval.

@@ -7,7 +7,7 @@ use std::{
 };
 
 use cofferdam_cluster::{
-    ApiError, Cache, Change, Clock, Lookup, SecretReader, Writer,
+    ApiError, Cache, Change, Clock, Lookup, SecretError, SecretReader, Writer,
     deletion_freeze::{self, RestoreMarker},
     metrics::Metrics,
     observer::StepResult,
@@ -28,7 +28,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::{
     polls::Polls,
-    rules::{self, CreatedVerdict, SnapshotterVerdict},
+    rules::{self, ContentError, CreatedVerdict, SnapshotterVerdict},
     settings::SnapshotSettings,
 };
 use crate::{
@@ -101,6 +101,15 @@ impl Controller for Snapshotter {
         });
         futures::future::join_all(queues).await;
     }
+}
+
+/// The reason why the Secret of a call cannot be read.
+#[derive(Debug, thiserror::Error)]
+enum CallSecretError {
+    #[error(transparent)]
+    Content(#[from] ContentError),
+    #[error(transparent)]
+    Secret(#[from] SecretError),
 }
 
 fn is_same_version(live: &VolumeSnapshotContent, cached: &VolumeSnapshotContent) -> bool {
@@ -297,15 +306,19 @@ impl Snapshotter {
     /// Reads the Secret of a call.
     ///
     /// # Errors
-    /// The message of the failure.
-    async fn read_secret(&self, secret: Result<Option<SecretRef>, String>) -> Result<Secrets, String> {
+    /// [`CallSecretError`]
+    async fn read_secret(
+        &self,
+        secret: Result<Option<SecretRef>, ContentError>,
+    ) -> Result<Secrets, CallSecretError> {
         match secret? {
             None => Ok(Secrets::default()),
-            Some(secret) => self.context.secrets.read(&secret).await.map_err(|error| error.to_string()),
+            Some(secret) => Ok(self.context.secrets.read(&secret).await?),
         }
     }
 
-    /// Calls CreateSnapshot, writes its result to the status, and removes the annotation after a final result.
+    /// Calls CreateSnapshot, writes its result to the status, and removes the annotation after a final
+    /// result.
     ///
     /// # Errors
     /// The action that the reconcile returns.
@@ -317,7 +330,7 @@ impl Snapshotter {
     ) -> Result<(), Action> {
         let secrets = match self.read_secret(rules::secret_of(content)).await {
             Ok(secrets) => secrets,
-            Err(message) => return Err(self.fail(content, message, None).await),
+            Err(error) => return Err(self.fail(content, error.to_string(), None).await),
         };
         let call = self.context.calls.call(&self.context.term, secrets);
         let started = Instant::now();
@@ -388,7 +401,7 @@ impl Snapshotter {
     ) -> Result<(), Action> {
         let secrets = match self.read_secret(rules::list_secret_of(&self.context.cache, content)).await {
             Ok(secrets) => secrets,
-            Err(message) => return Err(self.fail(content, message, None).await),
+            Err(error) => return Err(self.fail(content, error.to_string(), None).await),
         };
         let call = self.context.calls.call(&self.context.term, secrets);
         match driver.backend.get_snapshot(call, handle.clone()).await {
@@ -413,9 +426,9 @@ impl Snapshotter {
         }
     }
 
-    /// Deletes the snapshot at the driver, and removes it from the status. Since the deletion cannot be undone,
-    /// the content is read from the API server first, and then the current resourceVersions, which show a
-    /// restore.
+    /// Deletes the snapshot at the driver, and removes it from the status. Since the deletion cannot be
+    /// undone, the content is read from the API server first, and then the current resourceVersions, which
+    /// show a restore.
     async fn delete(
         &self,
         driver: &ManagedDriver,
@@ -428,7 +441,7 @@ impl Snapshotter {
         }
         let secrets = match self.read_secret(rules::secret_of(content)).await {
             Ok(secrets) => secrets,
-            Err(message) => return Err(self.fail_deletion(content, message)),
+            Err(error) => return Err(self.fail_deletion(content, error.to_string())),
         };
         self.check_current(content).await?;
         if let Err(error) = self.context.restore_check.detect_live().await {

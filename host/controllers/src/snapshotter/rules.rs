@@ -9,7 +9,8 @@ use std::sync::Arc;
 
 use cofferdam_cluster::{Cache, Lookup};
 use cofferdam_domain::{
-    ClusterId, SnapshotHandle, Uid, VolumeHandle, VolumeSnapshotClass, VolumeSnapshotContent, names,
+    ClusterId, DriverName, SnapshotHandle, Uid, VolumeHandle, VolumeSnapshotClass, VolumeSnapshotClassName,
+    VolumeSnapshotContent, names,
     names::RESERVED_PARAMETER_PREFIX,
     storage::{CreateSnapshot, ErrorKind, Finality, Parameters, Snapshot, SnapshotOwner, StorageError},
     volume::SecretRef,
@@ -17,7 +18,7 @@ use cofferdam_domain::{
 };
 
 use super::settings::SnapshotSettings;
-use crate::snapshot_controller::secret_references::{driver_parameters, list_secret};
+use crate::snapshot_controller::secret_references::{SnapshotParameterError, driver_parameters, list_secret};
 
 /// The next effect for a VolumeSnapshotContent.
 #[derive(Clone, Debug, PartialEq)]
@@ -93,7 +94,7 @@ pub fn decide_content(
             match request {
                 Ok(request) if !is_creating => SnapshotterVerdict::MarkCreating(Box::new(request)),
                 Ok(request) => SnapshotterVerdict::Create(Box::new(request)),
-                Err(message) => SnapshotterVerdict::Fail(message),
+                Err(error) => SnapshotterVerdict::Fail(error.to_string()),
             }
         }
     }
@@ -108,8 +109,8 @@ pub fn is_known(content: &VolumeSnapshotContent) -> bool {
     content.status.as_ref().is_some_and(|status| status.handle.is_some())
 }
 
-/// Returns true if a change of a content needs a new decision at once, also during the back-off. Changes of the
-/// status and of the annotations of a creation are those of this role. Source: csi-snapshotter's
+/// Returns true if a change of a content needs a new decision at once, also during the back-off. Changes of
+/// the status and of the annotations of a creation are those of this role. Source: csi-snapshotter's
 /// `ShouldEnqueueContentChange`.
 pub fn needs_decision(old: &VolumeSnapshotContent, new: &VolumeSnapshotContent) -> bool {
     let annotations = |content: &VolumeSnapshotContent| -> Vec<(String, String)> {
@@ -175,12 +176,55 @@ fn may_delete(content: &VolumeSnapshotContent) -> bool {
     content.snapshot.uid.is_none() || content.meta.has_annotation(names::SNAPSHOT_BEING_DELETED)
 }
 
-/// The part of a CreateSnapshot request that depends on the class and on settings, which may change before the
-/// call is repeated. It is the value of the annotation [`names::SNAPSHOT_REQUEST`].
+/// The part of a CreateSnapshot request that depends on the class and on settings, which may change before
+/// the call is repeated. It is the value of the annotation [`names::SNAPSHOT_REQUEST`].
 #[derive(serde::Deserialize, serde::Serialize)]
 struct RecordedRequest {
     name: String,
     parameters: Parameters,
+}
+
+/// The reason why the driver cannot be called for a content.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum ContentError {
+    /// The content has no class.
+    #[error("spec.volumeSnapshotClassName is absent; expected a VolumeSnapshotClass")]
+    NoClass,
+    /// The class does not exist.
+    #[error("VolumeSnapshotClass {0} does not exist")]
+    ClassMissing(VolumeSnapshotClassName),
+    /// The class cannot be decoded.
+    #[error("VolumeSnapshotClass {0} cannot be decoded")]
+    ClassUndecodable(VolumeSnapshotClassName),
+    /// The class is for another driver.
+    #[error("VolumeSnapshotClass {class} has the driver {found}; expected {expected}")]
+    ClassOfOther {
+        /// The class.
+        class: VolumeSnapshotClassName,
+        /// Driver of the class.
+        found: DriverName,
+        /// Driver of the content.
+        expected: DriverName,
+    },
+    /// The parameters of the class cannot be used.
+    #[error(transparent)]
+    Parameters(#[from] SnapshotParameterError),
+    /// The content is not bound.
+    #[error("spec.volumeSnapshotRef.uid is empty; expected the uid of a VolumeSnapshot")]
+    NoUid,
+    /// The recorded request cannot be read.
+    #[error(
+        "the annotation {name} is {0}; expected name and parameters as JSON",
+        name = names::SNAPSHOT_REQUEST
+    )]
+    Request(String),
+    /// Only one of the annotations of the Secret has a value.
+    #[error(
+        "only one of the annotations {} and {} has a value; expected both or neither",
+        names::SNAPSHOT_SECRET_NAME,
+        names::SNAPSHOT_SECRET_NAMESPACE
+    )]
+    HalfSecret,
 }
 
 /// The value of the annotation that records a request.
@@ -190,11 +234,9 @@ pub fn request_annotation(request: &CreateSnapshot) -> String {
 }
 
 /// The request that the annotation records; `None` without the annotation.
-fn recorded_request(content: &VolumeSnapshotContent) -> Option<Result<RecordedRequest, String>> {
+fn recorded_request(content: &VolumeSnapshotContent) -> Option<Result<RecordedRequest, ContentError>> {
     let text = content.meta.annotation(names::SNAPSHOT_REQUEST)?;
-    Some(serde_json::from_str(text).map_err(|error| {
-        format!("the annotation {} is {error}; expected name and parameters as JSON", names::SNAPSHOT_REQUEST)
-    }))
+    Some(serde_json::from_str(text).map_err(|error| ContentError::Request(error.to_string())))
 }
 
 /// The request of a content with a class; else the reason why there is none.
@@ -202,9 +244,9 @@ fn class_request(
     cache: &Cache,
     content: &VolumeSnapshotContent,
     settings: &SnapshotSettings,
-) -> Result<RecordedRequest, String> {
+) -> Result<RecordedRequest, ContentError> {
     let class = find_class(cache, content)?;
-    let mut parameters = driver_parameters(&class).map_err(|error| error.to_string())?;
+    let mut parameters = driver_parameters(&class)?;
     if settings.extra_create_metadata {
         let extra = [
             ("volumesnapshot/name", &*content.snapshot.key.name),
@@ -220,9 +262,8 @@ fn class_request(
     Ok(RecordedRequest { name, parameters })
 }
 
-fn snapshot_uid(content: &VolumeSnapshotContent) -> Result<&Uid, String> {
-    let uid = content.snapshot.uid.as_ref();
-    uid.ok_or_else(|| "spec.volumeSnapshotRef.uid is empty; expected the uid of a VolumeSnapshot".to_owned())
+fn snapshot_uid(content: &VolumeSnapshotContent) -> Result<&Uid, ContentError> {
+    content.snapshot.uid.as_ref().ok_or(ContentError::NoUid)
 }
 
 /// Builds the request of a content; else the reason why there is none.
@@ -231,7 +272,7 @@ fn create_request(
     volume: &VolumeHandle,
     RecordedRequest { name, parameters }: RecordedRequest,
     cluster: &ClusterId,
-) -> Result<CreateSnapshot, String> {
+) -> Result<CreateSnapshot, ContentError> {
     let uid = snapshot_uid(content)?;
     Ok(CreateSnapshot {
         name,
@@ -246,18 +287,19 @@ fn create_request(
     })
 }
 
-fn find_class(cache: &Cache, content: &VolumeSnapshotContent) -> Result<Arc<VolumeSnapshotClass>, String> {
-    let Some(name) = &content.class else {
-        return Err("spec.volumeSnapshotClassName is absent; expected a VolumeSnapshotClass".to_owned());
-    };
+fn find_class(
+    cache: &Cache,
+    content: &VolumeSnapshotContent,
+) -> Result<Arc<VolumeSnapshotClass>, ContentError> {
+    let name = content.class.as_ref().ok_or(ContentError::NoClass)?;
     let class = match cache.snapshot_classes.get(name) {
         Lookup::Found(class) => class,
-        Lookup::Undecodable(_) => return Err(format!("VolumeSnapshotClass {name} cannot be decoded")),
-        Lookup::Missing => return Err(format!("VolumeSnapshotClass {name} does not exist")),
+        Lookup::Undecodable(_) => return Err(ContentError::ClassUndecodable(name.clone())),
+        Lookup::Missing => return Err(ContentError::ClassMissing(name.clone())),
     };
     if class.driver != content.driver {
-        let (found, expected) = (&class.driver, &content.driver);
-        return Err(format!("VolumeSnapshotClass {name} has the driver {found}; expected {expected}"));
+        let (found, expected) = (class.driver.clone(), content.driver.clone());
+        return Err(ContentError::ClassOfOther { class: name.clone(), found, expected });
     }
     Ok(class)
 }
@@ -266,17 +308,13 @@ fn find_class(cache: &Cache, content: &VolumeSnapshotContent) -> Result<Arc<Volu
 ///
 /// # Errors
 /// Only one of the annotations has a value.
-pub fn secret_of(content: &VolumeSnapshotContent) -> Result<Option<SecretRef>, String> {
+pub fn secret_of(content: &VolumeSnapshotContent) -> Result<Option<SecretRef>, ContentError> {
     let value = |name: &str| content.meta.annotation(name).unwrap_or_default();
     let (name, namespace) = (value(names::SNAPSHOT_SECRET_NAME), value(names::SNAPSHOT_SECRET_NAMESPACE));
     match (name.is_empty(), namespace.is_empty()) {
         (true, true) => Ok(None),
         (false, false) => Ok(Some(SecretRef { namespace: namespace.into(), name: name.into() })),
-        (true, false) | (false, true) => Err(format!(
-            "only one of the annotations {} and {} has a value; expected both or neither",
-            names::SNAPSHOT_SECRET_NAME,
-            names::SNAPSHOT_SECRET_NAMESPACE
-        )),
+        (true, false) | (false, true) => Err(ContentError::HalfSecret),
     }
 }
 
@@ -285,12 +323,15 @@ pub fn secret_of(content: &VolumeSnapshotContent) -> Result<Option<SecretRef>, S
 ///
 /// # Errors
 /// The class, or what it says of the Secret, cannot be used.
-pub fn list_secret_of(cache: &Cache, content: &VolumeSnapshotContent) -> Result<Option<SecretRef>, String> {
+pub fn list_secret_of(
+    cache: &Cache,
+    content: &VolumeSnapshotContent,
+) -> Result<Option<SecretRef>, ContentError> {
     if content.class.is_none() {
         return Ok(None);
     }
     let class = find_class(cache, content)?;
-    list_secret(&class, &content.name).map_err(|error| error.to_string())
+    Ok(list_secret(&class, &content.name)?)
 }
 
 /// The next effect after a response of CreateSnapshot.
@@ -307,8 +348,8 @@ pub enum CreatedVerdict {
     },
 }
 
-/// Decides on a response of CreateSnapshot. `is_recovered` if another process may have sent the request before:
-/// an error about this attempt does not reveal the result of its call. Source: csi-snapshotter's
+/// Decides on a response of CreateSnapshot. `is_recovered` if another process may have sent the request
+/// before: an error about this attempt does not reveal the result of its call. Source: csi-snapshotter's
 /// `isCSIFinalError`.
 pub fn decide_after_create(
     request: &CreateSnapshot,

@@ -1,13 +1,13 @@
 //! Settings of snapshots.
 
-/// Settings of the roles `snapshotter` and `snapshot-controller`, and of restored volumes, with the flags that
-/// set them.
+/// Settings of the roles `snapshotter` and `snapshot-controller`, and of restored volumes, with the flags
+/// that set them.
 #[derive(Clone, Debug)]
 pub struct SnapshotSettings {
     /// Prefix of the names of snapshots (`--snapshot-name-prefix`).
     pub name_prefix: String,
-    /// Number of characters of the VolumeSnapshot's UID in the names of snapshots, after its dashes are removed
-    /// (`--snapshot-name-uuid-length`). `None` is the whole UID with its dashes.
+    /// Number of characters of the VolumeSnapshot's UID in the names of snapshots, after its dashes are
+    /// removed (`--snapshot-name-uuid-length`). `None` is the whole UID with its dashes.
     pub name_uuid_length: Option<u8>,
     /// Adds the names of VolumeSnapshot and content to the parameters of CreateSnapshot
     /// (`--extra-create-metadata`).
@@ -15,8 +15,8 @@ pub struct SnapshotSettings {
     /// Maximum number of contents of one driver that are reconciled concurrently, and of objects of each kind
     /// in the snapshot controller (`--worker-threads`).
     pub workers: usize,
-    /// Writes the volumeMode of the source to new contents, and rejects a claim whose volumeMode is not that of
-    /// its snapshot's source (`--prevent-volume-mode-conversion`).
+    /// Writes the volumeMode of the source to new contents, and rejects a claim whose volumeMode is not that
+    /// of its snapshot's source (`--prevent-volume-mode-conversion`).
     pub prevent_volume_mode_conversion: bool,
 }
 

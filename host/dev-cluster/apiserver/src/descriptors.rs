@@ -44,8 +44,8 @@ pub(crate) struct ResourceDescriptor {
     /// CSIDriver, whose generation is 1 after the first change. A deletion that sets `deletionTimestamp`
     /// increases the generation, too, if the object has one.
     pub(crate) has_generation: bool,
-    /// True for a custom resource. Unlike the built-in kinds, kube-apiserver validates it by the schema of its
-    /// definition, not by a Go type.
+    /// True for a custom resource. Unlike the built-in kinds, kube-apiserver validates it by the schema of
+    /// its definition, not by a Go type.
     pub(crate) is_custom: bool,
     /// True if an update may omit the resourceVersion.
     pub(crate) allow_unconditional_update: bool,

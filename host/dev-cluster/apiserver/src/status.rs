@@ -49,8 +49,9 @@ impl FieldError {
         }
     }
 
-    /// A value of another type than `expected`, in the words of kube-apiserver's validation by schemas. `path`
-    /// is the path from the root of the schema, and `found` a type, or a string that has not the format.
+    /// A value of another type than `expected`, in the words of kube-apiserver's validation by schemas.
+    /// `path` is the path from the root of the schema, and `found` a type, or a string that has not the
+    /// format.
     pub(crate) fn type_invalid(field: impl Into<String>, path: &str, expected: &str, found: &str) -> Self {
         let found = Value::from(found);
         let body = format!("Invalid value: {found}: {path} in body must be of type {expected}: {found}");

@@ -160,8 +160,8 @@ pub(crate) fn prepare_create(kind: ResourceKind, value: &mut Value, now: Timesta
 }
 
 /// Prepares an update: restores the parts of the object that the endpoint does not change. As kube-apiserver,
-/// increases `metadata.generation` of kinds that have one if the spec changes, or any field outside metadata and
-/// status of a custom resource. Sets `lastPhaseTransitionTime` of a PersistentVolume.
+/// increases `metadata.generation` of kinds that have one if the spec changes, or any field outside metadata
+/// and status of a custom resource. Sets `lastPhaseTransitionTime` of a PersistentVolume.
 pub(crate) fn prepare_update(
     resource: &ResourceDescriptor,
     subresource: Subresource,

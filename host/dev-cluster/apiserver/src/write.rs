@@ -433,8 +433,8 @@ fn text_or_empty(value: Option<&Value>) -> &str {
     value.and_then(Value::as_str).unwrap_or_default()
 }
 
-/// Checks `apiVersion` and `kind` of a custom resource, which are required. The kinds of custom resources have
-/// no Go types, so the messages differ from those of [`check_type`].
+/// Checks `apiVersion` and `kind` of a custom resource, which are required. The kinds of custom resources
+/// have no Go types, so the messages differ from those of [`check_type`].
 fn check_custom_type(resource: &ResourceDescriptor, body: &Value, source: BodySource) -> Result<(), Status> {
     let (version, kind) = (meta::text(body, "/apiVersion"), meta::text(body, "/kind"));
     let expected = resource.api_version();

@@ -390,10 +390,10 @@ impl ScriptedDriver {
     }
 
     /// Every create, delete, publish, unpublish, expand and modify call of the processes, in order, such as
-    /// `create pvc-UID`, with the volume's name, or `delete handle-pvc-UID`. A create call of a clone names its
-    /// source: `create pvc-UID from handle-pvc-UID`. Calls with a fault are included,
-    /// also those with a lost request. A create call shows its parameter `tier` if it is not `fast`. A call
-    /// with secrets ends with ` with key=value` for each.
+    /// `create pvc-UID`, with the volume's name, or `delete handle-pvc-UID`. A create call of a clone names
+    /// its source: `create pvc-UID from handle-pvc-UID`. Calls with a fault are included, also those with a
+    /// lost request. A create call shows its parameter `tier` if it is not `fast`. A call with secrets ends
+    /// with ` with key=value` for each.
     pub fn calls(&self) -> Vec<String> {
         self.lock().calls.clone()
     }

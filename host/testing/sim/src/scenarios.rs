@@ -47,8 +47,8 @@ pub fn always_crashed() -> BTreeSet<&'static str> {
     tables.into_iter().flatten().map(|row| row.name).collect()
 }
 
-/// A snapshot, its content, its source claim and the PersistentVolume, deleted in every order, with each deletion
-/// policy. They take too long for real time, where a table of rows has some of the orders.
+/// A snapshot, its content, its source claim and the PersistentVolume, deleted in every order, with each
+/// deletion policy. They take too long for real time, where a table of rows has some of the orders.
 pub fn deletion_orders() -> Vec<Scenario> {
     snapshots::deletion_orders()
 }

@@ -1,9 +1,9 @@
 //! Invariant: no process writes the value of a Secret.
 //!
-//! The simulation appends a marker to each value of each Secret that a user creates or patches. Request bodies
-//! and paths, which include Events, log lines and metrics of the processes must not contain it: neither
-//! plain, nor in Base64, nor in hexadecimal. The marker consists of letters and digits, which JSON and
-//! percent-encoding leave unchanged. Calls in the form of
+//! The simulation appends a marker to each value of each Secret that a user creates or patches. Request
+//! bodies and paths, which include Events, log lines and metrics of the processes must not contain it:
+//! neither plain, nor in Base64, nor in hexadecimal. The marker consists of letters and digits, which JSON
+//! and percent-encoding leave unchanged. Calls in the form of
 //! [`ScriptedDriver::calls`](crate::ScriptedDriver::calls) have the values without it.
 
 use std::{

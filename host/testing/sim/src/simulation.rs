@@ -126,8 +126,8 @@ pub struct FinalState {
     /// Owners of the array's volumes: `a` or `a on node` for claim `a`, with `gone` as the name of a claim
     /// that does not exist; sorted. Each claim is listed once per node.
     pub array_owners: Vec<String>,
-    /// `name content` of every VolumeSnapshot, sorted, with `ready` if it is ready. The content is `of-s` if it
-    /// was created for VolumeSnapshot `s`.
+    /// `name content` of every VolumeSnapshot, sorted, with `ready` if it is ready. The content is `of-s` if
+    /// it was created for VolumeSnapshot `s`.
     pub snapshots: Vec<String>,
     /// `name snapshot` of every VolumeSnapshotContent, sorted, with `ready` if it is ready.
     pub snapshot_contents: Vec<String>,

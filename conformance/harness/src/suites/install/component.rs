@@ -91,7 +91,8 @@ pub(super) async fn install(cluster: &Cluster<'_>) -> Result<()> {
     cluster.ensure_nothing_left(RELEASE).await
 }
 
-/// Creates a ConfigMap with a component, under the key `NAME.wasm`. Returns Helm's value that sets its manifest.
+/// Creates a ConfigMap with a component, under the key `NAME.wasm`. Returns Helm's value that sets its
+/// manifest.
 pub(super) async fn create_config_map(
     cluster: &Cluster<'_>,
     namespace: &str,

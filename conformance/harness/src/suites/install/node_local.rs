@@ -32,8 +32,8 @@ pub(super) async fn install(cluster: &Cluster<'_>) -> Result<()> {
     cluster.ensure_nothing_left(RELEASE).await
 }
 
-/// The values, with directories of the run on the node. The namespace of the nodes exists already, because the
-/// component is in it.
+/// The values, with directories of the run on the node. The namespace of the nodes exists already, because
+/// the component is in it.
 fn values(cluster: &Cluster<'_>) -> Result<Value> {
     let pool = cluster.run.scratch().join("pool");
     let state = cluster.run.scratch().join("pool-state");

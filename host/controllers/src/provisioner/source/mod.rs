@@ -1,5 +1,5 @@
-//! Content sources of new volumes: the checks of a claim's `spec.dataSource` and `spec.dataSourceRef`, and the
-//! finalizers that protect a source while volumes are created from it.
+//! Content sources of new volumes: the checks of a claim's `spec.dataSource` and `spec.dataSourceRef`, and
+//! the finalizers that protect a source while volumes are created from it.
 
 pub(super) mod claim;
 pub(super) mod snapshot;
@@ -41,8 +41,8 @@ pub(super) enum SourceProtectionVerdict {
 }
 
 /// Finds a claim without a volume that keeps the finalizer of this source. If the source is being deleted, a
-/// claim whose driver is in `is_managed_driver` counts only if it has an intent, according to `has_intent`: no
-/// other claim of these drivers can get a volume from it.
+/// claim whose driver is in `is_managed_driver` counts only if it has an intent, according to `has_intent`:
+/// no other claim of these drivers can get a volume from it.
 fn find_dependent(
     cache: &Cache,
     source: &SourceKey,

@@ -2,8 +2,8 @@
 //! finalizer `volumesnapshot-as-source-protection`.
 //!
 //! VolumeSnapshot and VolumeSnapshotContent are read from the API server before each new request, as
-//! external-provisioner does. The VolumeSnapshot gets the finalizer before the intent is written. The finalizer
-//! is removed once no claim without a volume names the VolumeSnapshot as its source.
+//! external-provisioner does. The VolumeSnapshot gets the finalizer before the intent is written. The
+//! finalizer is removed once no claim without a volume names the VolumeSnapshot as its source.
 
 use std::sync::Arc;
 

@@ -269,7 +269,7 @@ fn the_secret_is_that_of_both_annotations() {
     assert_eq!(secret_of(&content("", "")), Ok(None));
     assert_eq!(secret_of(&content("a", "ns")).unwrap().unwrap().to_string(), "ns/a");
     for (name, namespace) in [("a", ""), ("", "ns")] {
-        let error = secret_of(&content(name, namespace)).unwrap_err();
+        let error = secret_of(&content(name, namespace)).unwrap_err().to_string();
         assert!(error.starts_with("only one of the annotations"), "{error}");
     }
 }

@@ -469,8 +469,8 @@ pub(crate) fn check_custom(shape: &Struct, object: &Value) -> Result<(), TypeErr
     TypeErrors::result(errors)
 }
 
-/// Fields of a configuration or object that do not match its type, sorted and without duplicates. The message is that
-/// of structured-merge-diff.
+/// Fields of a configuration or object that do not match its type, sorted and without duplicates. The message
+/// is that of structured-merge-diff.
 #[derive(Debug)]
 pub(crate) struct TypeErrors(Vec<String>);
 

@@ -18,8 +18,8 @@ pub(crate) fn decode(
     decode_with_nulls(resource, body, fields, true)
 }
 
-/// Decodes the result of an apply in place. Unlike [`decode`], keeps the nulls of a custom resource, which its
-/// validation rejects.
+/// Decodes the result of an apply in place. Unlike [`decode`], keeps the nulls of a custom resource, which
+/// its validation rejects.
 pub(crate) fn decode_applied(resource: &ResourceDescriptor, body: &mut Value) -> Result<(), Status> {
     decode_with_nulls(resource, body, FieldValidation::Ignore, false).map(|_| ())
 }

@@ -369,8 +369,8 @@ pub(crate) fn empty(kind: ResourceKind) -> &'static Value {
     })
 }
 
-/// Omits empty fields and adds fields with zero values to an object of a kind, as Go does in serialization. Of a
-/// custom resource, to its metadata.
+/// Omits empty fields and adds fields with zero values to an object of a kind, as Go does in serialization.
+/// Of a custom resource, to its metadata.
 pub(crate) fn fill(kind: ResourceKind, value: &mut Value) {
     let Value::Object(map) = value else { return };
     let root = super::of(kind);

@@ -68,8 +68,8 @@ fn restored() -> Value {
     with(claim("a", "gold"), &json!({"spec": {"dataSource": source}}))
 }
 
-/// Creates a StorageClass, a VolumeSnapshotClass with the deletion policy, and the claim `source` with a static
-/// PersistentVolume; then performs these actions.
+/// Creates a StorageClass, a VolumeSnapshotClass with the deletion policy, and the claim `source` with a
+/// static PersistentVolume; then performs these actions.
 fn after_source(policy: &str, actions: impl IntoIterator<Item = UserAction>) -> Vec<UserAction> {
     let setup = [
         Create(class("gold")),
@@ -254,8 +254,8 @@ pub(super) fn scenarios() -> Vec<Scenario> {
             ],
             ..base()
         },
-        // external-snapshotter's pull request 1446: the content was gone before the annotation, and the snapshot
-        // stayed.
+        // external-snapshotter's pull request 1446: the content was gone before the annotation, and the
+        // snapshot stayed.
         Scenario {
             name: "write of the annotation of a deletion late: the snapshot is deleted",
             actions: after_source("Delete", [Create(snapshot()), Settle, Delete(SNAPSHOT)]),

@@ -1,5 +1,5 @@
-//! The things that all processes of a run share: the API server, the storage array, and the record of effects, which is
-//! checked against the invariants when an effect begins.
+//! The things that all processes of a run share: the API server, the storage array, and the record of
+//! effects, which is checked against the invariants when an effect begins.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
