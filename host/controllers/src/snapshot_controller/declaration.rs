@@ -6,7 +6,10 @@ use cofferdam_backend::Backend;
 use cofferdam_domain::{VolumeSnapshot, VolumeSnapshotClass, VolumeSnapshotContent};
 use prometheus_client::registry::Registry;
 
-use super::reconcile::{SnapshotController, SnapshotControllerContext};
+use super::{
+    metrics::SnapshotControllerMetrics,
+    reconcile::{SnapshotController, SnapshotControllerContext},
+};
 use crate::{
     context::ProcessContext,
     controller::DeclaredController,
@@ -34,7 +37,7 @@ impl DeclaredController for SnapshotController {
     const ROLE: Role = ROLE;
     const HELP: &'static str = "Creates and binds the VolumeSnapshotContents of VolumeSnapshots";
     const REPLACES: &'static str = "external-snapshotter's snapshot-controller";
-    type Metrics = ();
+    type Metrics = SnapshotControllerMetrics;
 
     fn lease_name(_: &cofferdam_domain::DriverName) -> String {
         "snapshot-controller-leader".to_owned()
@@ -52,9 +55,11 @@ impl DeclaredController for SnapshotController {
         &[RULES]
     }
 
-    fn register_metrics(_: &mut Registry) -> Self::Metrics {}
+    fn register_metrics(registry: &mut Registry) -> Self::Metrics {
+        SnapshotControllerMetrics::register(registry)
+    }
 
-    fn context(process: &ProcessContext, (): ()) -> SnapshotControllerContext {
+    fn context(process: &ProcessContext, metrics: SnapshotControllerMetrics) -> SnapshotControllerContext {
         SnapshotControllerContext {
             cache: Arc::clone(&process.cache),
             writer: process.writer.clone(),
@@ -64,6 +69,8 @@ impl DeclaredController for SnapshotController {
             prevent_volume_mode_conversion: process.settings.snapshots.prevent_volume_mode_conversion,
             workers: process.settings.snapshots.workers,
             backoff: process.settings.calls.backoff(),
+            conflicts: process.conflict_detector(ROLE),
+            metrics,
             queue_metrics: process.queue_metrics.clone(),
         }
     }

@@ -2,8 +2,10 @@
 //! VolumeSnapshots, and copies their status. Replaces external-snapshotter's snapshot-controller. The role
 //! `snapshotter` calls the driver.
 
+mod conflict;
 mod content;
 mod declaration;
+mod metrics;
 pub mod reconcile;
 pub mod rules;
 pub mod secret_references;

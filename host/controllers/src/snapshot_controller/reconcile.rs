@@ -9,7 +9,7 @@ use cofferdam_cluster::{
     writer::{CachedKind, PatchTarget},
 };
 use cofferdam_domain::{
-    Claim, ClaimKey, Volume, VolumeSnapshot, VolumeSnapshotClass, VolumeSnapshotContent,
+    Claim, ClaimKey, DriverName, Volume, VolumeSnapshot, VolumeSnapshotClass, VolumeSnapshotContent,
     VolumeSnapshotContentName, VolumeSnapshotKey, names,
     volume_snapshot::{VolumeSnapshotSource, VolumeSnapshotStatus},
 };
@@ -17,11 +17,14 @@ use serde_json::{Value, json};
 use tokio_util::sync::CancellationToken;
 
 use super::{
+    conflict,
     content::new_content,
+    metrics::{SnapshotControllerMetrics, SnapshotOperation},
     rules::{self, ContentVerdict, Dependency, SnapshotFailure, SnapshotVerdict},
     secret_references, status,
 };
 use crate::{
+    conflicts::ConflictDetector,
     controller::Controller,
     events::{EventRecorder, EventSpec},
     reconcile::{MAX_EFFECTS, action_for_write_error, subscribe},
@@ -45,6 +48,8 @@ pub(crate) struct SnapshotControllerContext {
     /// Maximum number of objects of each kind that are reconciled concurrently.
     pub(super) workers: usize,
     pub(super) backoff: ExponentialBackoff,
+    pub(super) conflicts: Arc<ConflictDetector>,
+    pub(super) metrics: SnapshotControllerMetrics,
     pub(super) queue_metrics: Metrics,
 }
 
@@ -62,6 +67,7 @@ impl Controller for SnapshotController {
 
     fn new(context: SnapshotControllerContext) -> Arc<Self> {
         let (backoff, queue_metrics) = (context.backoff, &context.queue_metrics);
+        context.metrics.begin_term();
         Arc::new(Self {
             snapshots: Queue::new("snapshot-controller-snapshot", backoff, queue_metrics),
             contents: Queue::new("snapshot-controller-content", backoff, queue_metrics),
@@ -77,11 +83,16 @@ impl Controller for SnapshotController {
         subscribe(self, &cache.snapshot_classes, Self::class_changed);
         subscribe(self, &cache.claims, Self::claim_changed);
         subscribe(self, &cache.volumes, Self::volume_changed);
+        let cache_of_snapshots = Arc::clone(cache);
+        self.context.conflicts.subscribe(&cache.snapshot_contents, move |change| {
+            conflict::content_field(&cache_of_snapshots, change)
+        });
     }
 
     async fn run(self: Arc<Self>, stop: CancellationToken) {
         let [snapshots, contents, claims] = std::array::from_fn(|_| Arc::clone(&self));
         let workers = self.context.workers;
+        self.context.conflicts.activate();
         tokio::join!(
             self.snapshots.run(workers, stop.clone(), move |key| {
                 let controller = Arc::clone(&snapshots);
@@ -106,8 +117,35 @@ fn has_finalizer(claim: &Claim) -> bool {
 impl SnapshotController {
     fn snapshot_changed(&self, change: &Change<VolumeSnapshot>) {
         self.snapshots.add(change.key.clone());
+        if let (Some(old), None) = (&change.old, &change.new) {
+            self.context.metrics.forget(&old.meta.uid, self.driver_of(old).as_ref());
+        }
         if let Some(snapshot) = change.new.as_ref().or(change.old.as_ref()) {
             self.enqueue_source(snapshot);
+        }
+    }
+
+    /// The driver of a VolumeSnapshot: of its content, else of its class.
+    fn driver_of(&self, snapshot: &VolumeSnapshot) -> Option<DriverName> {
+        let cache = &self.context.cache;
+        let content = cache.snapshot_contents.get(&rules::expected_content_name(snapshot)).into_object();
+        let class = || cache.snapshot_classes.get(snapshot.class.as_ref()?).into_object();
+        content.map(|content| content.driver.clone()).or_else(|| Some(class()?.driver.clone()))
+    }
+
+    /// Starts the operations whose duration is measured.
+    fn start_operations(&self, snapshot: &VolumeSnapshot, verdict: &SnapshotVerdict) {
+        let metrics = &self.context.metrics;
+        if snapshot.meta.deleting {
+            let waits = matches!(verdict, SnapshotVerdict::DeletePending(_) | SnapshotVerdict::NoAction(_));
+            if !waits {
+                metrics.start(snapshot, SnapshotOperation::Delete);
+            }
+        } else if !snapshot.is_ready() && !snapshot.is_group_member() {
+            if snapshot.status.as_ref().is_none_or(|status| status.creation_time.is_none()) {
+                metrics.start(snapshot, SnapshotOperation::Create);
+            }
+            metrics.start(snapshot, SnapshotOperation::CreateAndReady);
         }
     }
 
@@ -165,7 +203,9 @@ impl SnapshotController {
     async fn reconcile_snapshot(&self, key: &VolumeSnapshotKey) -> Action {
         for _ in 0..MAX_EFFECTS {
             let Lookup::Found(snapshot) = self.context.cache.snapshots.get(key) else { return Action::Done };
-            let done = match rules::decide_snapshot(&self.context.cache, &snapshot) {
+            let verdict = rules::decide_snapshot(&self.context.cache, &snapshot);
+            self.start_operations(&snapshot, &verdict);
+            let done = match verdict {
                 SnapshotVerdict::NoAction(_) => return Action::Done,
                 SnapshotVerdict::DeletePending(text) => {
                     let event = EventSpec::warning("SnapshotDeletePending", text);
@@ -390,10 +430,15 @@ impl SnapshotController {
         let emit = |reason, text| {
             self.context.events.emit(snapshot, COMPONENT, EventSpec::normal(reason, text));
         };
+        let succeed = |operation| {
+            self.context.metrics.succeed(&snapshot.meta.uid, operation, self.driver_of(snapshot).as_ref());
+        };
         if is_created {
+            succeed(SnapshotOperation::Create);
             emit("SnapshotCreated", format!("Snapshot {key} was successfully created by the CSI driver."));
         }
         if is_ready {
+            succeed(SnapshotOperation::CreateAndReady);
             emit("SnapshotReady", format!("Snapshot {key} is ready to use."));
         }
         Ok(())

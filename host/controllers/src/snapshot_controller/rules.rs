@@ -287,7 +287,7 @@ fn find_claim(cache: &Cache, key: &ClaimKey, reason: &'static str) -> Result<Arc
 
 /// The name of the content of a VolumeSnapshot: the one that the status names, or the source, or the one that
 /// is created for it.
-fn expected_content_name(snapshot: &VolumeSnapshot) -> VolumeSnapshotContentName {
+pub(super) fn expected_content_name(snapshot: &VolumeSnapshot) -> VolumeSnapshotContentName {
     match (&snapshot.source, snapshot.bound_content()) {
         (_, Some(name)) | (VolumeSnapshotSource::Content(name), None) => name.clone(),
         (VolumeSnapshotSource::Claim(_) | VolumeSnapshotSource::Invalid(_), None) => content_name(snapshot),

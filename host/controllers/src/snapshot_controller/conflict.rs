@@ -1,0 +1,80 @@
+//! Changes of VolumeSnapshotContents that only a snapshot controller makes. No role of tenants has the rights
+//! for them.
+//!
+//! These changes do not count:
+//! - A content is created for a VolumeSnapshot that does not exist here: it was copied from another cluster.
+//! - A field is removed: `metadata.managedFields` does not show who removed it.
+
+use cofferdam_cluster::{Cache, Change};
+use cofferdam_domain::{VolumeSnapshotContent, names};
+
+use super::rules::content_name;
+use crate::conflicts::FieldPath;
+
+const SOURCE: FieldPath = &["f:spec", "f:source", "f:volumeHandle"];
+const UID: FieldPath = &["f:spec", "f:volumeSnapshotRef", "f:uid"];
+const BEING_DELETED: FieldPath =
+    &["f:metadata", "f:annotations", "f:snapshot.storage.kubernetes.io/volumesnapshot-being-deleted"];
+
+/// Returns the field of a content that only a snapshot controller writes, if the change is one of it.
+pub(super) fn content_field(cache: &Cache, change: &Change<VolumeSnapshotContent>) -> Option<FieldPath> {
+    let new = change.new.as_ref()?;
+    let Some(old) = change.old.as_ref().filter(|old| old.meta.uid == new.meta.uid) else {
+        let snapshot = cache.snapshots.get(&new.snapshot.key).into_object()?;
+        return (new.is_bound_to(&snapshot) && new.name == content_name(&snapshot)).then_some(SOURCE);
+    };
+    if old.snapshot.uid.is_none() && new.snapshot.uid.is_some() {
+        return Some(UID);
+    }
+    let is_marked =
+        |content: &VolumeSnapshotContent| content.meta.has_annotation(names::SNAPSHOT_BEING_DELETED);
+    (is_marked(new) && !is_marked(old)).then_some(BEING_DELETED)
+}
+
+#[cfg(test)]
+mod tests {
+    use cofferdam_cluster::decode;
+    use serde_json::{Value, json};
+
+    use super::*;
+    use crate::conflicts::foreign_change as change;
+
+    fn content(name: &str, uid: Option<&str>, annotations: &Value) -> Value {
+        json!({
+            "metadata": {"name": name, "uid": "c", "resourceVersion": "1", "annotations": annotations},
+            "spec": {
+                "deletionPolicy": "Delete", "driver": "d", "source": {"volumeHandle": "v"},
+                "volumeSnapshotRef": {"namespace": "default", "name": "s", "uid": uid},
+            },
+        })
+    }
+
+    #[test]
+    fn only_changes_of_the_loop_count() {
+        let snapshot = json!({
+            "metadata": {"namespace": "default", "name": "s", "uid": "1", "resourceVersion": "1"},
+            "spec": {"source": {"persistentVolumeClaimName": "p"}},
+        });
+        let cache = Cache::default();
+        let snapshot = decode::object(&snapshot.to_string()).unwrap().unwrap();
+        assert!(cache.snapshots.apply(Ok(snapshot)));
+        let none = json!({});
+        let marked = json!({names::SNAPSHOT_BEING_DELETED: "yes"});
+        let created = json!({names::SNAPSHOT_BEING_CREATED: "yes"});
+        let bound = content("snapcontent-1", Some("1"), &none);
+        let unbound = content("existing", None, &none);
+        #[rustfmt::skip] // one row per case
+        let table = [
+            ("created", None, Some(bound.clone()), Some(SOURCE)),
+            ("created by an administrator", None, Some(unbound.clone()), None),
+            ("copied from another cluster", None, Some(content("snapcontent-2", Some("2"), &none)), None),
+            ("bound", Some(&unbound), Some(content("existing", Some("1"), &none)), Some(UID)),
+            ("marked", Some(&bound), Some(content("snapcontent-1", Some("1"), &marked)), Some(BEING_DELETED)),
+            ("written by csi-snapshotter", Some(&bound), Some(content("snapcontent-1", Some("1"), &created)), None),
+            ("deleted", Some(&bound), None, None),
+        ];
+        for (name, old, new, expected) in table {
+            assert_eq!(content_field(&cache, &change(old, new.as_ref())), expected, "{name}");
+        }
+    }
+}
