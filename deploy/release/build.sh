@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Writes the files of a release to target/dist: program, images, chart, bills of materials, changelog and checksums.
+# Writes the files of a release to target/dist: program, images, charts, bills of materials, changelog and checksums.
 #
 # The version is that of Cargo.toml. SOURCE_DATE_EPOCH is the time of all files, by default that of the last commit.
 set -euo pipefail
@@ -23,6 +23,8 @@ for key in version appVersion; do
   grep -qE "^$key: \"?$version\"?$" deploy/helm/cofferdam/Chart.yaml ||
     fail "deploy/helm/cofferdam/Chart.yaml: expected $key $version"
 done
+grep -qE "^version: \"?$version\"?$" deploy/helm/cofferdam-snapshot-crds/Chart.yaml ||
+  fail "deploy/helm/cofferdam-snapshot-crds/Chart.yaml: expected version $version"
 
 make image
 helm=$(conformance/peers/build.sh one helm)
@@ -76,7 +78,14 @@ mkdir "$work/chart/cofferdam/examples"
 cp deploy/helm/values/*.yaml "$work/chart/cofferdam/examples/"
 check_links "$work/chart/cofferdam" README.md
 archive "$dist/$name.tgz" --directory "$work/chart" cofferdam
-"$helm" lint --strict "$dist/$name.tgz" --values deploy/helm/values/component.yaml >"$work/lint" || { cat "$work/lint" >&2; fail "helm does not accept the chart"; }
+lint() {
+  "$helm" lint --strict "$@" >"$work/lint" || { cat "$work/lint" >&2; fail "helm does not accept the chart $1"; }
+}
+lint "$dist/$name.tgz" --values deploy/helm/values/component.yaml
+git archive HEAD deploy/helm/cofferdam-snapshot-crds | tar --extract --strip-components=2 --directory "$work/chart"
+check_links "$work/chart/cofferdam-snapshot-crds" README.md
+archive "$dist/cofferdam-snapshot-crds-$version.tgz" --directory "$work/chart" cofferdam-snapshot-crds
+lint "$dist/cofferdam-snapshot-crds-$version.tgz"
 
 cp target/image.tar "$dist/$name-$architecture-images.tar"
 for bill in target/image/sbom/*; do
