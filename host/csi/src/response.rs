@@ -35,8 +35,7 @@ fn out_of_range(field: &'static str, value: i128, unit: &'static str) -> Contrac
     ContractViolation::OutOfRange { field, value, unit, min: 0, max: i64::MAX.unsigned_abs() }
 }
 
-fn unix_millis(object: &'static str, time: Option<prost_types::Timestamp>) -> Result<u64, ContractViolation> {
-    let time = time.ok_or_else(|| missing(object, "creation time"))?;
+fn unix_millis(time: prost_types::Timestamp) -> Result<u64, ContractViolation> {
     let millis = i128::from(time.seconds) * 1_000 + i128::from(time.nanos / 1_000_000);
     u64::try_from(millis).map_err(|_| out_of_range("the creation time", millis, "ms"))
 }
@@ -112,7 +111,8 @@ pub(crate) fn expanded_volume(
 fn unchecked_snapshot(snapshot: v1::Snapshot) -> Result<Snapshot, ContractViolation> {
     Ok(Snapshot {
         size: optional_bytes("the snapshot's size", snapshot.size_bytes)?,
-        created_at_ms: unix_millis("the snapshot", snapshot.creation_time)?,
+        // CSI requires the time, and drivers without it work with csi-snapshotter.
+        created_at_ms: snapshot.creation_time.map(unix_millis).transpose()?.unwrap_or_default(),
         handle: snapshot.snapshot_id.into(),
         source: snapshot.source_volume_id.into(),
         ready: snapshot.ready_to_use,
@@ -159,7 +159,9 @@ pub(crate) fn group_snapshot(
     };
     let group_snapshot = GroupSnapshot {
         snapshots: group.snapshots.into_iter().map(member).collect::<Result<_, _>>()?,
-        created_at_ms: unix_millis("the group", group.creation_time)?,
+        created_at_ms: unix_millis(
+            group.creation_time.ok_or_else(|| missing("the group", "creation time"))?,
+        )?,
         ready: group.ready_to_use,
         handle: handle.into(),
     };

@@ -27,7 +27,7 @@ use crate::{
     conflicts::ConflictDetector,
     controller::Controller,
     events::{EventRecorder, EventSpec},
-    reconcile::{MAX_EFFECTS, action_for_write_error, subscribe},
+    reconcile::{EVENT_REPEAT_INTERVAL, MAX_EFFECTS, action_for_write_error, subscribe},
     step_recorder::StepRecorders,
 };
 
@@ -117,7 +117,9 @@ fn has_finalizer(claim: &Claim) -> bool {
 impl SnapshotController {
     fn snapshot_changed(&self, change: &Change<VolumeSnapshot>) {
         self.snapshots.add(change.key.clone());
-        if let (Some(old), None) = (&change.old, &change.new) {
+        let is_gone =
+            |old: &VolumeSnapshot| change.new.as_ref().is_none_or(|new| new.meta.uid != old.meta.uid);
+        if let Some(old) = change.old.as_ref().filter(|old| is_gone(old)) {
             self.context.metrics.forget(&old.meta.uid, self.driver_of(old).as_ref());
         }
         if let Some(snapshot) = change.new.as_ref().or(change.old.as_ref()) {
@@ -146,7 +148,15 @@ impl SnapshotController {
                 metrics.start(snapshot, SnapshotOperation::Create);
             }
             metrics.start(snapshot, SnapshotOperation::CreateAndReady);
+        } else if snapshot.is_ready() {
+            // The response of the write that ended them may have been lost.
+            self.succeed(snapshot, SnapshotOperation::Create);
+            self.succeed(snapshot, SnapshotOperation::CreateAndReady);
         }
+    }
+
+    fn succeed(&self, snapshot: &VolumeSnapshot, operation: SnapshotOperation) {
+        self.context.metrics.succeed(&snapshot.meta.uid, operation, self.driver_of(snapshot).as_ref());
     }
 
     fn content_changed(&self, change: &Change<VolumeSnapshotContent>) {
@@ -430,15 +440,12 @@ impl SnapshotController {
         let emit = |reason, text| {
             self.context.events.emit(snapshot, COMPONENT, EventSpec::normal(reason, text));
         };
-        let succeed = |operation| {
-            self.context.metrics.succeed(&snapshot.meta.uid, operation, self.driver_of(snapshot).as_ref());
-        };
         if is_created {
-            succeed(SnapshotOperation::Create);
+            self.succeed(snapshot, SnapshotOperation::Create);
             emit("SnapshotCreated", format!("Snapshot {key} was successfully created by the CSI driver."));
         }
         if is_ready {
-            succeed(SnapshotOperation::CreateAndReady);
+            self.succeed(snapshot, SnapshotOperation::CreateAndReady);
             emit("SnapshotReady", format!("Snapshot {key} is ready to use."));
         }
         Ok(())
@@ -501,7 +508,7 @@ impl SnapshotController {
         let Lookup::Found(content) = self.context.cache.snapshot_contents.get(name) else {
             return Action::Done;
         };
-        match rules::decide_content(&content) {
+        match rules::decide_content(&self.context.cache, &content) {
             ContentVerdict::NoAction(_) => Action::Done,
             ContentVerdict::Invalid(count) => {
                 let text = format!("spec.source has {count} sources; expected exactly one");
@@ -509,6 +516,7 @@ impl SnapshotController {
                 self.context.events.emit(&*content, COMPONENT, event);
                 Action::Done
             }
+            ContentVerdict::SnapshotGone => self.report_gone_snapshot(&content).await,
             ContentVerdict::AddFinalizer => {
                 let write = self.context.writer.add_finalizer(&*content, names::SNAPSHOT_CONTENT_PROTECTION);
                 match self.record(&format!("adds the finalizer of VolumeSnapshotContent {name}"), write).await
@@ -521,6 +529,26 @@ impl SnapshotController {
                 }
             }
         }
+    }
+
+    /// Emits an event on a content that nobody can delete, if the API server has no VolumeSnapshot of it.
+    async fn report_gone_snapshot(&self, content: &VolumeSnapshotContent) -> Action {
+        let writer = &self.context.writer;
+        match writer.get::<VolumeSnapshot>(&content.snapshot.key).await {
+            Ok(Some(snapshot)) if content.is_bound_to(&snapshot) => return Action::Requeue,
+            Ok(_) => {}
+            Err(error) => {
+                return action_for_write_error::<VolumeSnapshotContent>(writer, &content.name, &error).await;
+            }
+        }
+        let text = format!(
+            "VolumeSnapshot {} with the uid of spec.volumeSnapshotRef does not exist: the content and its \
+             snapshot are deleted once the content has the annotation {}: \"yes\"",
+            content.snapshot.key,
+            names::SNAPSHOT_BEING_DELETED
+        );
+        self.context.events.emit(content, COMPONENT, EventSpec::warning("SnapshotMissing", text));
+        Action::RequeueAfter(EVENT_REPEAT_INTERVAL)
     }
 
     /// Removes the finalizer of a source claim. See [`rules::removable_claim_finalizer`].

@@ -493,10 +493,13 @@ pub enum ContentVerdict {
     Invalid(u8),
     /// Add the finalizer.
     AddFinalizer,
+    /// Emit an event, unless the VolumeSnapshot exists after all: without it, nobody allows the deletion of the
+    /// content.
+    SnapshotGone,
 }
 
 /// Decides the next effect for a VolumeSnapshotContent itself. All others are those of its VolumeSnapshot.
-pub fn decide_content(content: &VolumeSnapshotContent) -> ContentVerdict {
+pub fn decide_content(cache: &Cache, content: &VolumeSnapshotContent) -> ContentVerdict {
     if let SnapshotContentSource::Invalid(count) = content.source {
         return ContentVerdict::Invalid(count);
     }
@@ -506,6 +509,17 @@ pub fn decide_content(content: &VolumeSnapshotContent) -> ContentVerdict {
     }
     if !content.meta.deleting && content.meta.finalizer_index(names::SNAPSHOT_CONTENT_PROTECTION).is_none() {
         return ContentVerdict::AddFinalizer;
+    }
+    let waits = content.meta.deleting
+        && content.meta.finalizer_index(names::SNAPSHOT_CONTENT_PROTECTION).is_some()
+        && !content.meta.has_annotation(names::SNAPSHOT_BEING_DELETED);
+    let is_gone = || match cache.snapshots.get(&content.snapshot.key) {
+        Lookup::Found(snapshot) => !content.is_bound_to(&snapshot),
+        Lookup::Undecodable(_) => false,
+        Lookup::Missing => cache.snapshots.is_served(),
+    };
+    if waits && is_gone() {
+        return ContentVerdict::SnapshotGone;
     }
     ContentVerdict::NoAction("the content has its finalizer")
 }

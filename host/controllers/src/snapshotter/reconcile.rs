@@ -17,7 +17,7 @@ use cofferdam_cluster::{
 use cofferdam_domain::{
     ClusterId, DriverName, SnapshotHandle, VolumeSnapshotClass, VolumeSnapshotContent,
     VolumeSnapshotContentName, names,
-    storage::{ContentSource, CreateSnapshot, ErrorKind, Secrets, Snapshot},
+    storage::{ContentSource, CreateSnapshot, ErrorKind, Finality, Secrets, Snapshot},
     term::Term,
     volume::SecretRef,
 };
@@ -173,7 +173,7 @@ impl Snapshotter {
                 SnapshotterVerdict::Fail(message) => return self.fail(&content, message, None).await,
                 SnapshotterVerdict::FailDeletion(message) => return self.fail_deletion(&content, message),
                 SnapshotterVerdict::Create(_) | SnapshotterVerdict::ReadStatus(_)
-                    if let Some(delay) = self.polls.delay(name).filter(|_| !content.meta.deleting) =>
+                    if let Some(delay) = self.polls.delay(name).filter(|_| !rules::is_deleting(&content)) =>
                 {
                     return Action::RequeueAfter(delay);
                 }
@@ -252,9 +252,18 @@ impl Snapshotter {
         });
         let text = format!("records that the snapshot of {} may be created", content.name);
         let patch = json!({"metadata": {"annotations": annotations}});
-        self.patch(content, PatchTarget::Object, &text, patch).await?;
-        self.marked.lock().insert(content.name.clone());
-        Ok(())
+        let (version, target) = (content.meta.resource_version, PatchTarget::Object);
+        let write =
+            self.context.writer.merge_patch::<VolumeSnapshotContent>(&content.name, target, version, patch);
+        let written = self.context.recorders.of_role().record_effect(&text, write).await;
+        // A write without a response may have taken effect.
+        if matches!(written, Ok(_) | Err(ApiError::Unavailable { .. } | ApiError::InvalidResponse { .. })) {
+            self.marked.lock().insert(content.name.clone());
+        }
+        match written {
+            Ok(_) => Ok(()),
+            Err(error) => Err(self.action_for_error(content, &error).await),
+        }
     }
 
     /// Removes the annotations of a creation.
@@ -337,12 +346,15 @@ impl Snapshotter {
         let response = driver.backend.create_snapshot(call, request.clone()).await;
         let retry_after = response.as_ref().err().and_then(|error| error.retry_after_ms);
         let is_marked = self.marked.lock().contains(&content.name);
-        match rules::decide_after_create(request, response, !is_marked && !rules::is_known(content)) {
+        let is_known = rules::is_known(content);
+        let (is_recovered, is_released) = (!is_marked && !is_known, is_known && rules::is_deleting(content));
+        match rules::decide_after_create(request, response, is_recovered, is_released) {
             CreatedVerdict::Save(snapshot) => {
                 let text = format!("{} creates the snapshot of {}", content.driver, content.name);
                 self.context.recorders.of_role().record(StepResult::Applied, text, Some(started.elapsed()));
                 self.polls.record(&content.name, snapshot.ready);
-                self.save(content, &snapshot).await
+                // A snapshot of this role is a member of no VolumeGroupSnapshot.
+                self.save(content, &Snapshot { group: None, ..snapshot }).await
             }
             CreatedVerdict::Fail { message, is_final } => {
                 if is_final {
@@ -351,8 +363,24 @@ impl Snapshotter {
                 }
                 let current = self.context.cache.snapshot_contents.get(&content.name).into_object();
                 let Some(current) = current else { return Err(Action::Requeue) };
-                Err(self.fail(&current, message, retry_after).await)
+                let action = self.fail(&current, message, retry_after).await;
+                // The deletion waits for no further call.
+                if is_final && rules::is_deleting(&current) { Ok(()) } else { Err(action) }
             }
+        }
+    }
+
+    /// The current time in nanoseconds since the Unix epoch.
+    fn now(&self) -> i64 {
+        i64::try_from((self.context.clock)().as_nanosecond()).unwrap_or(i64::MAX)
+    }
+
+    /// The creation time of a snapshot in nanoseconds since the Unix epoch: that of the driver, else the current
+    /// time.
+    fn created_at(&self, snapshot: &Snapshot) -> i64 {
+        match snapshot.created_at_ms {
+            0 => self.now(),
+            milliseconds => i64::try_from(milliseconds).unwrap_or(i64::MAX).saturating_mul(1_000_000),
         }
     }
 
@@ -361,8 +389,8 @@ impl Snapshotter {
         let known = content.status.as_ref();
         // As csi-snapshotter, which writes neither a second time.
         let handle = known.and_then(|known| known.handle.as_ref()).unwrap_or(&snapshot.handle);
-        let created = i64::try_from(snapshot.created_at_ms).unwrap_or(i64::MAX).saturating_mul(1_000_000);
-        let created = known.and_then(|known| known.creation_time).unwrap_or(created);
+        let created =
+            known.and_then(|known| known.creation_time).unwrap_or_else(|| self.created_at(snapshot));
         // A reply without a size says nothing about it.
         let size = snapshot.size.filter(|size| *size > 0).and_then(|size| i64::try_from(size).ok());
         let mut status = json!({
@@ -410,10 +438,8 @@ impl Snapshotter {
                 self.save(content, &snapshot).await
             }
             Err(error) if error.kind == ErrorKind::Unimplemented => {
-                let now = (self.context.clock)().as_nanosecond();
                 let status = json!({
-                    "snapshotHandle": handle, "creationTime": i64::try_from(now).unwrap_or(i64::MAX),
-                    "readyToUse": true, "error": null,
+                    "snapshotHandle": handle, "creationTime": self.now(), "readyToUse": true, "error": null,
                 });
                 let text =
                     format!("writes the handle to the status of VolumeSnapshotContent {}", content.name);
@@ -453,7 +479,12 @@ impl Snapshotter {
         let call = self.context.calls.call(&self.context.term, secrets);
         let started = Instant::now();
         if let Err(error) = driver.backend.delete_snapshot(call, handle).await {
-            return Err(self.fail_deletion(content, error.to_string()));
+            // The handle of an administrator that was never read may be none of the driver's.
+            let is_read = content.status.as_ref().is_some_and(|status| status.creation_time.is_some());
+            let is_absent = matches!(error.kind, ErrorKind::InvalidArgument | ErrorKind::NotFound);
+            if is_read || !is_absent || error.finality != Finality::Final {
+                return Err(self.fail_deletion(content, error.to_string()));
+            }
         }
         let recorder = self.context.recorders.of_role();
         let text = format!("{} deletes the snapshot of {}", content.driver, content.name);

@@ -59,11 +59,13 @@ pub fn decide_content(
     is_answered: bool,
 ) -> SnapshotterVerdict {
     let is_creating = is_being_created(content);
-    if is_creating && !matches!(content.source, SnapshotContentSource::Volume(_)) {
-        // The annotations of a content that was created from a volume were copied.
+    let is_from_volume = matches!(content.source, SnapshotContentSource::Volume(_));
+    if is_creating && (!is_from_volume || content.is_group_member()) {
+        // This role creates no such snapshot: the annotations were copied from another content.
         return SnapshotterVerdict::UnmarkCreating;
     }
-    if content.meta.deleting && !is_creating {
+    let is_deleting = is_deleting(content);
+    if is_deleting && !is_creating {
         return decide_deletion(cache, content, is_frozen);
     }
     match &content.source {
@@ -77,8 +79,7 @@ pub fn decide_content(
         }
         // A call of an earlier process may still run: after a deletion, it would create the snapshot again.
         SnapshotContentSource::Volume(_)
-            if is_creating
-                && (content.is_ready() || content.meta.deleting && is_answered && is_known(content)) =>
+            if is_creating && (content.is_ready() || is_deleting && is_answered && is_known(content)) =>
         {
             SnapshotterVerdict::UnmarkCreating
         }
@@ -94,6 +95,10 @@ pub fn decide_content(
             match request {
                 Ok(request) if !is_creating => SnapshotterVerdict::MarkCreating(Box::new(request)),
                 Ok(request) => SnapshotterVerdict::Create(Box::new(request)),
+                // The handle is enough for the deletion.
+                Err(_) if is_creating && is_deleting && is_known(content) => {
+                    SnapshotterVerdict::UnmarkCreating
+                }
                 Err(error) => SnapshotterVerdict::Fail(error.to_string()),
             }
         }
@@ -132,16 +137,13 @@ fn decide_deletion(cache: &Cache, content: &VolumeSnapshotContent, is_frozen: bo
     let Some(index) = content.meta.finalizer_index(names::SNAPSHOT_CONTENT_PROTECTION) else {
         return SnapshotterVerdict::NoAction("the finalizer of this role is removed");
     };
-    if !may_delete(content) {
-        return SnapshotterVerdict::NoAction("the VolumeSnapshot is not being deleted");
-    }
     if content.deletion_policy == DeletionPolicy::Retain || content.is_group_member() {
         return SnapshotterVerdict::RemoveFinalizer(index);
     }
     let status = content.status.as_ref();
     let Some(handle) = status.and_then(|status| status.handle.as_ref()) else {
-        // After the deletion, the status has neither handle nor readiness.
-        let is_deleted = status.is_some_and(|status| status.ready.is_none() && status.error.is_none());
+        // After the deletion, the status has neither handle nor readiness. An error may be left.
+        let is_deleted = status.is_some_and(|status| status.ready.is_none());
         return match &content.source {
             SnapshotContentSource::Snapshot(handle) if !is_deleted => {
                 SnapshotterVerdict::RecordHandle(handle.clone())
@@ -156,10 +158,8 @@ fn decide_deletion(cache: &Cache, content: &VolumeSnapshotContent, is_frozen: bo
     }
     let contents = cache.contents_with_handle(&content.driver, handle);
     let keeps = |other: &&Arc<VolumeSnapshotContent>| {
-        let is_deleted_too = other.meta.deleting
-            && other.deletion_policy == DeletionPolicy::Delete
-            && may_delete(other)
-            && !is_being_created(other);
+        let is_deleted_too =
+            other.deletion_policy == DeletionPolicy::Delete && is_deleting(other) && !is_being_created(other);
         other.name != content.name && !is_deleted_too
     };
     match contents.iter().find(keeps) {
@@ -171,9 +171,11 @@ fn decide_deletion(cache: &Cache, content: &VolumeSnapshotContent, is_frozen: bo
     }
 }
 
-/// Returns true if a content that is being deleted is unbound, or its VolumeSnapshot is being deleted, too.
-fn may_delete(content: &VolumeSnapshotContent) -> bool {
-    content.snapshot.uid.is_none() || content.meta.has_annotation(names::SNAPSHOT_BEING_DELETED)
+/// Returns true if a content is being deleted and may be: it is unbound, or its VolumeSnapshot is being
+/// deleted, too.
+pub fn is_deleting(content: &VolumeSnapshotContent) -> bool {
+    let is_unbound = content.snapshot.uid.is_none();
+    content.meta.deleting && (is_unbound || content.meta.has_annotation(names::SNAPSHOT_BEING_DELETED))
 }
 
 /// The part of a CreateSnapshot request that depends on the class and on settings, which may change before
@@ -349,12 +351,14 @@ pub enum CreatedVerdict {
 }
 
 /// Decides on a response of CreateSnapshot. `is_recovered` if another process may have sent the request
-/// before: an error about this attempt does not reveal the result of its call. Source: csi-snapshotter's
-/// `isCSIFinalError`.
+/// before: an error about this attempt does not reveal the result of its call. `is_released` if the handle of
+/// the snapshot is known and its deletion waits for an answer: every answer of the driver is final then.
+/// Source: csi-snapshotter's `isCSIFinalError`.
 pub fn decide_after_create(
     request: &CreateSnapshot,
     response: Result<Snapshot, StorageError>,
     is_recovered: bool,
+    is_released: bool,
 ) -> CreatedVerdict {
     match response {
         Ok(snapshot) if snapshot.source != request.source => CreatedVerdict::Fail {
@@ -367,16 +371,17 @@ pub fn decide_after_create(
         },
         Ok(snapshot) => CreatedVerdict::Save(snapshot),
         Err(error) => {
-            let is_in_doubt = matches!(
+            let may_run = matches!(
                 error.kind,
                 ErrorKind::Unavailable
                     | ErrorKind::DeadlineExceeded
                     | ErrorKind::Cancelled
                     | ErrorKind::Aborted
-                    | ErrorKind::ResourceExhausted
             );
-            let is_in_doubt = is_in_doubt || (is_recovered && error.kind.is_inconclusive());
-            let is_final = error.finality == Finality::Final && !is_in_doubt;
+            let is_in_doubt = error.finality != Finality::Final
+                || error.kind == ErrorKind::ResourceExhausted
+                || (is_recovered && error.kind.is_inconclusive());
+            let is_final = !may_run && (is_released || !is_in_doubt);
             CreatedVerdict::Fail { message: error.to_string(), is_final }
         }
     }

@@ -169,7 +169,6 @@ async fn invalid_snapshots_are_rejected() {
         (None, "the response has no snapshot"),
         (changed(|snapshot| snapshot.snapshot_id.clear()), "the snapshot handle has 0 bytes"),
         (changed(|snapshot| snapshot.size_bytes = -1), "the snapshot's size is -1 bytes"),
-        (changed(|snapshot| snapshot.creation_time = None), "has no creation time"),
         (
             changed(|snapshot| snapshot.creation_time = Some(Timestamp { seconds: -1, nanos: 0 })),
             "the creation time is -1000 ms; expected 0 to",

@@ -46,7 +46,7 @@ pub struct Snapshot {
     pub source: VolumeHandle,
     /// Minimum size in bytes of a volume from the snapshot, if known.
     pub size: Option<u64>,
-    /// Creation time in milliseconds since the Unix epoch.
+    /// Creation time in milliseconds since the Unix epoch; 0 if the driver does not report it.
     pub created_at_ms: u64,
     /// CSI `ready_to_use`: whether volumes can be created from the snapshot.
     pub ready: bool,

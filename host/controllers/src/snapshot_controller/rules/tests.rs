@@ -364,11 +364,34 @@ fn a_claim_keeps_its_finalizer_while_a_snapshot_is_created() {
 
 #[test]
 fn a_bound_content_gets_its_finalizer() {
-    let decide = |change: &Value| decide_content(&read(&with(content_json(), change)));
+    let cache = Fixture::default().cache();
+    let decide = |change: &Value| decide_content(&cache, &read(&with(content_json(), change)));
     assert_eq!(decide(&json!({})), ContentVerdict::AddFinalizer);
     let protected = json!({"metadata": {"finalizers": [names::SNAPSHOT_CONTENT_PROTECTION]}});
     assert!(matches!(decide(&protected), ContentVerdict::NoAction(_)));
     let unbound = json!({"spec": {"volumeSnapshotRef": {"uid": null}}});
     assert_eq!(decide(&unbound), ContentVerdict::NoAction("the content is not bound"));
     assert_eq!(decide(&json!({"spec": {"source": {"volumeHandle": null}}})), ContentVerdict::Invalid(0));
+}
+
+#[test]
+fn a_deleted_content_whose_snapshot_is_gone_is_reported() {
+    let deleting = with(
+        content_json(),
+        &json!({"metadata": {
+            "deletionTimestamp": "2026-01-01T00:00:00Z", "finalizers": [names::SNAPSHOT_CONTENT_PROTECTION],
+        }}),
+    );
+    let cache = Fixture::default().cache();
+    let decide = |change: &Value| decide_content(&cache, &read(&with(deleting.clone(), change)));
+    let has_action = |change: Value| !matches!(decide(&change), ContentVerdict::NoAction(_));
+    assert!(!has_action(json!({})), "the VolumeSnapshot exists");
+    for other in [json!({"uid": "2"}), json!({"name": "t"})] {
+        let verdict = decide(&json!({"spec": {"volumeSnapshotRef": other}}));
+        assert_eq!(verdict, ContentVerdict::SnapshotGone, "{other}");
+    }
+    let gone = json!({"spec": {"volumeSnapshotRef": {"uid": "2"}}});
+    let marked = json!({"metadata": {"annotations": {names::SNAPSHOT_BEING_DELETED: "yes"}}});
+    assert!(!has_action(with(gone.clone(), &marked)), "its deletion is allowed");
+    assert!(!has_action(with(gone, &json!({"metadata": {"finalizers": ["other/finalizer"]}}))));
 }

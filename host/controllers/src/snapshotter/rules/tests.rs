@@ -152,7 +152,7 @@ fn a_snapshot_is_deleted_once_its_creation_has_a_result() {
     let deleted = json!({"status": {}});
     #[rustfmt::skip] // one row per situation
     let table: [(&str, Value, bool, &str); 15] = [
-        ("snapshot lives", all(&[deleting.clone(), known(true)]), false, "no action: the VolumeSnapshot is not being deleted"),
+        ("snapshot lives", all(&[deleting.clone(), known(true)]), false, "no action: the snapshot is ready"),
         ("allowed", all(&[allowed.clone(), known(true)]), false, "delete h"),
         ("allowed, not ready", all(&[allowed.clone(), known(false)]), false, "delete h"),
         ("allowed, frozen", all(&[allowed.clone(), known(true)]), true, "frozen"),
@@ -175,6 +175,16 @@ fn a_snapshot_is_deleted_once_its_creation_has_a_result() {
         let verdict = decide(&with(content_json(), &change), Some(&class_json()), is_frozen);
         assert_eq!(describe(&verdict), expected, "{name}");
     }
+    let class_gone = json!({"spec": {"volumeSnapshotClassName": "gone"}});
+    let known_only = with(content_json(), &all(&[allowed.clone(), creating(), known(false), class_gone]));
+    assert_eq!(describe(&decide(&known_only, None, false)), "unmark", "the handle is known");
+    let group = json!({"status": {"volumeGroupSnapshotHandle": "g"}});
+    let member = with(content_json(), &all(&[creating(), known(true), group]));
+    assert_eq!(describe(&decide(&member, None, false)), "unmark", "a member of a group");
+    let lives = json!({"metadata": {"deletionTimestamp": "2026-01-01T00:00:00Z"}});
+    let polled = with(content_json(), &all(&[lives, creating(), known(false)]));
+    let verdict = decide_answered(&polled, Some(&class_json()), false, true);
+    assert_eq!(describe(&verdict), "create snapshot-s-uid-1 of v", "the VolumeSnapshot lives");
     let answered = with(content_json(), &all(&[allowed, creating(), known(false)]));
     let verdict = decide_answered(&answered, Some(&class_json()), false, true);
     assert_eq!(describe(&verdict), "unmark", "the driver has answered in this run");
@@ -282,10 +292,25 @@ fn only_final_errors_end_the_creation() {
         parameters: cofferdam_domain::storage::Parameters::new(),
         owner: None,
     };
-    let is_final_for = |error, is_recovered| match decide_after_create(&request, Err(error), is_recovered) {
+    let decide = |error, is_recovered, is_released| match decide_after_create(
+        &request,
+        Err(error),
+        is_recovered,
+        is_released,
+    ) {
         CreatedVerdict::Fail { is_final, .. } => is_final,
         CreatedVerdict::Save(_) => panic!("an error is no snapshot"),
     };
+    let is_final_for = |error, is_recovered| decide(error, is_recovered, false);
+    for (kind, expected) in [
+        (ErrorKind::Internal, true),
+        (ErrorKind::ResourceExhausted, true),
+        (ErrorKind::Unavailable, false),
+        (ErrorKind::DeadlineExceeded, false),
+    ] {
+        let error = StorageError::with_unknown_effect(kind, "m");
+        assert_eq!(decide(error, false, true), expected, "{kind:?} for a known snapshot, to be deleted");
+    }
     let is_final = |error| is_final_for(error, false);
     for (kind, expected) in [
         (ErrorKind::InvalidArgument, true),
@@ -321,8 +346,12 @@ fn only_final_errors_end_the_creation() {
         group: None,
         owner: None,
     };
-    assert_eq!(decide_after_create(&request, Ok(snapshot("v")), false), CreatedVerdict::Save(snapshot("v")));
-    let CreatedVerdict::Fail { message, is_final } = decide_after_create(&request, Ok(snapshot("w")), false)
+    assert_eq!(
+        decide_after_create(&request, Ok(snapshot("v")), false, false),
+        CreatedVerdict::Save(snapshot("v"))
+    );
+    let CreatedVerdict::Fail { message, is_final } =
+        decide_after_create(&request, Ok(snapshot("w")), false, false)
     else {
         panic!("a snapshot of another volume is no result")
     };
