@@ -29,7 +29,9 @@ use cofferdam_controllers::{
     Role, attach_detach, attacher, protection, provisioner, pv_controller, rbac::DriverPlacement, resizer,
     snapshot_controller, snapshotter, startup_taint, table,
 };
-use cofferdam_sim::{FinalState, Scenario, Simulation, UsedRules, deletion_orders, scenarios};
+use cofferdam_sim::{
+    FinalState, Scenario, Simulation, UsedRules, deletion_orders, polled_snapshots, scenarios,
+};
 use tokio::runtime::Builder;
 
 /// A simulation of a scenario that spends little time on idle watches. The first test of this file has the
@@ -111,6 +113,17 @@ async fn every_scenario_converges_with_one_process_per_role_and_minimal_rbac() {
 #[test]
 fn every_scenario_converges_after_a_crash_at_any_step() {
     let crashes = run_crash_points_in_parallel(scenarios);
+    assert!(crashes > 200, "only {crashes} crashes");
+}
+
+#[test]
+fn snapshots_that_are_ready_at_the_third_call_converge() {
+    let runtime = Builder::new_current_thread().enable_all().start_paused(true).build().unwrap();
+    for row in polled_snapshots() {
+        let (outcome, _) = runtime.block_on(run_scenario(&row, 0, None));
+        assert_eq!(row.differences(&outcome, true), [""; 0]);
+    }
+    let crashes = run_crash_points_in_parallel(polled_snapshots);
     assert!(crashes > 200, "only {crashes} crashes");
 }
 
