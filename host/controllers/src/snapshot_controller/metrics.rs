@@ -105,16 +105,21 @@ impl SnapshotControllerMetrics {
         self.in_flight.set(running.len().try_into().unwrap_or(i64::MAX));
     }
 
-    /// An operation has succeeded, if it runs.
-    pub(super) fn succeed(&self, snapshot: &Uid, operation: SnapshotOperation, driver: Option<&DriverName>) {
+    /// An operation has succeeded, if it runs. `driver` is called only then.
+    pub(super) fn succeed(
+        &self,
+        snapshot: &Uid,
+        operation: SnapshotOperation,
+        driver: impl FnOnce() -> Option<DriverName>,
+    ) {
         self.end(snapshot, operation, driver, "success");
     }
 
     /// A VolumeSnapshot is gone: its deletion has succeeded, and other operations end with it.
-    pub(super) fn forget(&self, snapshot: &Uid, driver: Option<&DriverName>) {
-        self.succeed(snapshot, SnapshotOperation::Delete, driver);
+    pub(super) fn forget(&self, snapshot: &Uid, driver: impl Fn() -> Option<DriverName>) {
+        self.succeed(snapshot, SnapshotOperation::Delete, &driver);
         for operation in [SnapshotOperation::Create, SnapshotOperation::CreateAndReady] {
-            self.end(snapshot, operation, driver, "cancel");
+            self.end(snapshot, operation, &driver, "cancel");
         }
     }
 
@@ -122,7 +127,7 @@ impl SnapshotControllerMetrics {
         &self,
         snapshot: &Uid,
         operation: SnapshotOperation,
-        driver: Option<&DriverName>,
+        driver: impl FnOnce() -> Option<DriverName>,
         operation_status: &'static str,
     ) {
         let mut running = self.running.lock();
@@ -132,7 +137,7 @@ impl SnapshotControllerMetrics {
         self.in_flight.set(running.len().try_into().unwrap_or(i64::MAX));
         drop(running);
         let labels = OperationLabels {
-            driver_name: driver.map_or_else(|| UNKNOWN_DRIVER.to_owned(), ToString::to_string),
+            driver_name: driver().map_or_else(|| UNKNOWN_DRIVER.to_owned(), |name| name.to_string()),
             operation_name: operation.as_str(),
             snapshot_type,
             operation_status,
@@ -177,14 +182,14 @@ mod tests {
         }
         tokio::time::advance(Duration::from_secs(2)).await;
         metrics.start(&ready, SnapshotOperation::Create);
-        metrics.succeed(&ready.meta.uid, SnapshotOperation::Create, Some(&driver));
+        metrics.succeed(&ready.meta.uid, SnapshotOperation::Create, || Some(driver.clone()));
         tokio::time::advance(Duration::from_secs(1)).await;
-        metrics.succeed(&ready.meta.uid, SnapshotOperation::CreateAndReady, Some(&driver));
-        metrics.succeed(&ready.meta.uid, SnapshotOperation::CreateAndReady, Some(&driver));
+        metrics.succeed(&ready.meta.uid, SnapshotOperation::CreateAndReady, || Some(driver.clone()));
+        metrics.succeed(&ready.meta.uid, SnapshotOperation::CreateAndReady, || Some(driver.clone()));
         assert!(encoded().contains(&"snapshot_controller_operations_in_flight 2".to_owned()));
         metrics.start(&cancelled, SnapshotOperation::Delete);
         tokio::time::advance(Duration::from_secs(1)).await;
-        metrics.forget(&cancelled.meta.uid, None);
+        metrics.forget(&cancelled.meta.uid, || None);
         let sum = |driver: &str, operation: &str, status: &str, seconds: &str| {
             format!(
                 "snapshot_controller_operation_total_seconds_sum{{driver_name=\"{driver}\",operation_name=\

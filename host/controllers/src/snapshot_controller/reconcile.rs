@@ -120,7 +120,7 @@ impl SnapshotController {
         let is_gone =
             |old: &VolumeSnapshot| change.new.as_ref().is_none_or(|new| new.meta.uid != old.meta.uid);
         if let Some(old) = change.old.as_ref().filter(|old| is_gone(old)) {
-            self.context.metrics.forget(&old.meta.uid, self.driver_of(old).as_ref());
+            self.context.metrics.forget(&old.meta.uid, || self.driver_of(old));
         }
         if let Some(snapshot) = change.new.as_ref().or(change.old.as_ref()) {
             self.enqueue_source(snapshot);
@@ -156,7 +156,7 @@ impl SnapshotController {
     }
 
     fn succeed(&self, snapshot: &VolumeSnapshot, operation: SnapshotOperation) {
-        self.context.metrics.succeed(&snapshot.meta.uid, operation, self.driver_of(snapshot).as_ref());
+        self.context.metrics.succeed(&snapshot.meta.uid, operation, || self.driver_of(snapshot));
     }
 
     fn content_changed(&self, change: &Change<VolumeSnapshotContent>) {
@@ -317,7 +317,7 @@ impl SnapshotController {
         self.record(text, write).await.map(drop)
     }
 
-    /// Emits a failed write as an event, unless a later attempt with a newer version can succeed at once.
+    /// Emits a failed write of a VolumeSnapshot as an event, and returns its result.
     fn report(
         &self,
         snapshot: &VolumeSnapshot,
@@ -327,6 +327,7 @@ impl SnapshotController {
         written.inspect_err(|error| self.emit_error(snapshot, reason, error))
     }
 
+    /// Emits an event, unless a later attempt with a newer version can succeed at once.
     fn emit_error(&self, snapshot: &VolumeSnapshot, reason: &'static str, error: &ApiError) {
         if !matches!(error, ApiError::Conflict(_) | ApiError::NotFound(_)) {
             let event = EventSpec::warning(reason, error.to_string());

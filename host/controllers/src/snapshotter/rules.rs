@@ -118,11 +118,6 @@ pub fn is_known(content: &VolumeSnapshotContent) -> bool {
 /// the status and of the annotations of a creation are those of this role. Source: csi-snapshotter's
 /// `ShouldEnqueueContentChange`.
 pub fn needs_decision(old: &VolumeSnapshotContent, new: &VolumeSnapshotContent) -> bool {
-    let annotations = |content: &VolumeSnapshotContent| -> Vec<(String, String)> {
-        let is_own = |name: &str| [names::SNAPSHOT_BEING_CREATED, names::SNAPSHOT_REQUEST].contains(&name);
-        let all = content.meta.annotations.iter().filter(|(name, _)| !is_own(name));
-        all.map(|(name, value)| (name.to_owned(), value.to_owned())).collect()
-    };
     old.meta.uid != new.meta.uid
         || old.meta.deleting != new.meta.deleting
         || old.snapshot != new.snapshot
@@ -130,7 +125,13 @@ pub fn needs_decision(old: &VolumeSnapshotContent, new: &VolumeSnapshotContent) 
         || old.driver != new.driver
         || old.class != new.class
         || old.source != new.source
-        || annotations(old) != annotations(new)
+        || foreign_annotations(old).ne(foreign_annotations(new))
+}
+
+/// The annotations of a content other than those of a creation.
+fn foreign_annotations(content: &VolumeSnapshotContent) -> impl Iterator<Item = (&str, &str)> {
+    let is_own = |name: &str| [names::SNAPSHOT_BEING_CREATED, names::SNAPSHOT_REQUEST].contains(&name);
+    content.meta.annotations.iter().filter(move |(name, _)| !is_own(name))
 }
 
 fn decide_deletion(cache: &Cache, content: &VolumeSnapshotContent, is_frozen: bool) -> SnapshotterVerdict {
