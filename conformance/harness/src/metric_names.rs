@@ -30,7 +30,7 @@ const COFFERDAM: &str = "cofferdam";
 /// The suites that [`compare`] metrics.
 const SUITES: [&str; 2] = ["interop", "replacement"];
 /// Metrics of the page's tables of which no process of [`SUITES`] named [`COFFERDAM`] has samples.
-const WITHOUT_SAMPLES: [&str; 11] = [
+const WITHOUT_SAMPLES: [&str; 10] = [
     // The driver rejects no call, and few time out.
     "controller_persistentvolumeclaim_provision_failed_total",
     "controller_persistentvolume_delete_failed_total",
@@ -45,7 +45,6 @@ const WITHOUT_SAMPLES: [&str; 11] = [
     "cofferdam_csi_server_operations_in_flight",
     // No process has the role `snapshot-controller`.
     "snapshot_controller_operation_total_seconds",
-    "snapshot_controller_operations_in_flight",
     // Every object can be decoded.
     "cofferdam_undecodable_objects_total",
 ];
