@@ -1,6 +1,6 @@
 //! Reconciles VolumeSnapshots and VolumeSnapshotContents as [`rules`] decides, one effect at a time.
 
-use std::{sync::Arc, time::Duration};
+use std::{collections::HashSet, sync::Arc, time::Duration};
 
 use cofferdam_cluster::{
     ApiError, Cache, Change, Clock, Lookup, Precondition, Writer,
@@ -9,10 +9,11 @@ use cofferdam_cluster::{
     writer::{CachedKind, PatchTarget},
 };
 use cofferdam_domain::{
-    Claim, ClaimKey, DriverName, Volume, VolumeSnapshot, VolumeSnapshotClass, VolumeSnapshotContent,
+    Claim, ClaimKey, DriverName, Uid, Volume, VolumeSnapshot, VolumeSnapshotClass, VolumeSnapshotContent,
     VolumeSnapshotContentName, VolumeSnapshotKey, names,
     volume_snapshot::{VolumeSnapshotSource, VolumeSnapshotStatus},
 };
+use parking_lot::Mutex;
 use serde_json::{Value, json};
 use tokio_util::sync::CancellationToken;
 
@@ -60,6 +61,9 @@ pub(crate) struct SnapshotController {
     contents: Queue<VolumeSnapshotContentName>,
     /// Claims with the finalizer of a source.
     claims: Queue<ClaimKey>,
+    /// VolumeSnapshots that disappeared although they had a content, or a finalizer, and were not being
+    /// deleted, and those of contents that are abandoned. See [`rules::decide_content`].
+    lost: Mutex<HashSet<Uid>>,
 }
 
 impl Controller for SnapshotController {
@@ -72,6 +76,7 @@ impl Controller for SnapshotController {
             snapshots: Queue::new("snapshot-controller-snapshot", backoff, queue_metrics),
             contents: Queue::new("snapshot-controller-content", backoff, queue_metrics),
             claims: Queue::new("snapshot-controller-claim", backoff, queue_metrics),
+            lost: Mutex::default(),
             context,
         })
     }
@@ -121,10 +126,23 @@ impl SnapshotController {
             |old: &VolumeSnapshot| change.new.as_ref().is_none_or(|new| new.meta.uid != old.meta.uid);
         if let Some(old) = change.old.as_ref().filter(|old| is_gone(old)) {
             self.context.metrics.forget(&old.meta.uid, || self.driver_of(old));
+            self.note_loss(old);
         }
         if let Some(snapshot) = change.new.as_ref().or(change.old.as_ref()) {
             self.enqueue_source(snapshot);
         }
+    }
+
+    /// Remembers a VolumeSnapshot that disappeared, if kube-apiserver may have lost its finalizer, and enqueues
+    /// its content.
+    fn note_loss(&self, snapshot: &VolumeSnapshot) {
+        let content = rules::expected_content_name(snapshot);
+        let has_finalizer = snapshot.meta.finalizer_index(names::SNAPSHOT_SOURCE_PROTECTION).is_some();
+        let has_content = || !matches!(self.context.cache.snapshot_contents.get(&content), Lookup::Missing);
+        if !snapshot.meta.deleting && (has_finalizer || has_content()) {
+            self.lost.lock().insert(snapshot.meta.uid.clone());
+        }
+        self.contents.add(content);
     }
 
     /// The driver of a VolumeSnapshot: of its content, else of its class.
@@ -161,6 +179,11 @@ impl SnapshotController {
 
     fn content_changed(&self, change: &Change<VolumeSnapshotContent>) {
         self.contents.add(change.key.clone());
+        if let (Some(old), None) = (&change.old, &change.new)
+            && let Some(uid) = &old.snapshot.uid
+        {
+            self.lost.lock().remove(uid);
+        }
         for content in [&change.old, &change.new].into_iter().flatten() {
             self.snapshots.add(content.snapshot.key.clone());
             let snapshot = self.context.cache.snapshots.get(&content.snapshot.key).into_object();
@@ -263,10 +286,7 @@ impl SnapshotController {
                     }
                 }
                 SnapshotVerdict::MarkContent(content) => {
-                    let patch =
-                        json!({"metadata": {"annotations": {names::SNAPSHOT_BEING_DELETED: names::YES}}});
-                    let text = format!("marks VolumeSnapshotContent {} for deletion", content.name);
-                    let marked = self.patch(&*content, PatchTarget::Object, &text, patch).await;
+                    let marked = self.mark_content(&content).await;
                     let reason = "SnapshotContentObjectDeleteError";
                     match self.after_content_write(&snapshot, &content, reason, marked).await {
                         None => Ok(()),
@@ -274,12 +294,7 @@ impl SnapshotController {
                     }
                 }
                 SnapshotVerdict::DeleteContent(content) => {
-                    let uid = Some(content.meta.uid.clone());
-                    let precondition = Precondition { uid, resource_version: None };
-                    let text = format!("deletes VolumeSnapshotContent {}", content.name);
-                    let writer = &self.context.writer;
-                    let write = writer.delete::<VolumeSnapshotContent>(&content.name, &precondition);
-                    let deleted = self.record(&text, write).await;
+                    let deleted = self.delete_content(&content).await;
                     let reason = "SnapshotContentObjectDeleteError";
                     match self.after_content_write(&snapshot, &content, reason, deleted).await {
                         None => Ok(()),
@@ -509,39 +524,65 @@ impl SnapshotController {
         let Lookup::Found(content) = self.context.cache.snapshot_contents.get(name) else {
             return Action::Done;
         };
-        match rules::decide_content(&self.context.cache, &content) {
-            ContentVerdict::NoAction(_) => Action::Done,
+        let is_lost = content.snapshot.uid.as_ref().is_some_and(|uid| self.lost.lock().contains(uid));
+        let writer = &self.context.writer;
+        let written = match rules::decide_content(&self.context.cache, &content, is_lost) {
+            ContentVerdict::NoAction(_) => return Action::Done,
             ContentVerdict::Invalid(count) => {
                 let text = format!("spec.source has {count} sources; expected exactly one");
                 let event = EventSpec::warning("ContentValidationError", text);
                 self.context.events.emit(&*content, COMPONENT, event);
-                Action::Done
+                return Action::Done;
             }
-            ContentVerdict::SnapshotGone => self.report_gone_snapshot(&content).await,
             ContentVerdict::AddFinalizer => {
-                let write = self.context.writer.add_finalizer(&*content, names::SNAPSHOT_CONTENT_PROTECTION);
-                match self.record(&format!("adds the finalizer of VolumeSnapshotContent {name}"), write).await
-                {
-                    Ok(_) => Action::Done,
-                    Err(error) => {
-                        let writer = &self.context.writer;
-                        action_for_write_error::<VolumeSnapshotContent>(writer, name, &error).await
-                    }
-                }
+                let write = writer.add_finalizer(&*content, names::SNAPSHOT_CONTENT_PROTECTION);
+                let text = format!("adds the finalizer of VolumeSnapshotContent {name}");
+                self.record(&text, write).await.map(drop)
             }
+            verdict @ (ContentVerdict::SnapshotGone
+            | ContentVerdict::MarkAbandoned
+            | ContentVerdict::DeleteAbandoned) => match self.has_snapshot(&content).await {
+                Ok(true) => return Action::Requeue,
+                Ok(false) if verdict == ContentVerdict::SnapshotGone => {
+                    return self.report_gone_snapshot(&content);
+                }
+                Ok(false) if verdict == ContentVerdict::MarkAbandoned => {
+                    // The decision stays if the creation ends before the write.
+                    self.lost.lock().extend(content.snapshot.uid.clone());
+                    self.mark_content(&content).await
+                }
+                Ok(false) => self.delete_content(&content).await,
+                Err(error) => Err(error),
+            },
+        };
+        match written {
+            Ok(()) => Action::Done,
+            Err(error) => action_for_write_error::<VolumeSnapshotContent>(writer, name, &error).await,
         }
     }
 
-    /// Emits an event on a content that nobody can delete, if the API server has no VolumeSnapshot of it.
-    async fn report_gone_snapshot(&self, content: &VolumeSnapshotContent) -> Action {
-        let writer = &self.context.writer;
-        match writer.get::<VolumeSnapshot>(&content.snapshot.key).await {
-            Ok(Some(snapshot)) if content.is_bound_to(&snapshot) => return Action::Requeue,
-            Ok(_) => {}
-            Err(error) => {
-                return action_for_write_error::<VolumeSnapshotContent>(writer, &content.name, &error).await;
-            }
-        }
+    /// Returns true if the API server has the VolumeSnapshot of a content.
+    async fn has_snapshot(&self, content: &VolumeSnapshotContent) -> Result<bool, ApiError> {
+        let snapshot = self.context.writer.get::<VolumeSnapshot>(&content.snapshot.key).await?;
+        Ok(snapshot.is_some_and(|snapshot| content.is_bound_to(&snapshot)))
+    }
+
+    /// Writes the annotation that the VolumeSnapshot is being deleted.
+    async fn mark_content(&self, content: &VolumeSnapshotContent) -> Result<(), ApiError> {
+        let patch = json!({"metadata": {"annotations": {names::SNAPSHOT_BEING_DELETED: names::YES}}});
+        let text = format!("marks VolumeSnapshotContent {} for deletion", content.name);
+        self.patch(content, PatchTarget::Object, &text, patch).await
+    }
+
+    async fn delete_content(&self, content: &VolumeSnapshotContent) -> Result<(), ApiError> {
+        let precondition = Precondition { uid: Some(content.meta.uid.clone()), resource_version: None };
+        let text = format!("deletes VolumeSnapshotContent {}", content.name);
+        let write = self.context.writer.delete::<VolumeSnapshotContent>(&content.name, &precondition);
+        self.record(&text, write).await.map(drop)
+    }
+
+    /// Emits an event on a content that nobody can delete.
+    fn report_gone_snapshot(&self, content: &VolumeSnapshotContent) -> Action {
         let text = format!(
             "VolumeSnapshot {} with the uid of spec.volumeSnapshotRef does not exist: the content and its \
              snapshot are deleted once the content has the annotation {}: \"yes\"",

@@ -496,10 +496,20 @@ pub enum ContentVerdict {
     /// Emit an event, unless the VolumeSnapshot exists after all: without it, nobody allows the deletion of the
     /// content.
     SnapshotGone,
+    /// Write the annotation that the VolumeSnapshot is being deleted, unless it exists after all.
+    MarkAbandoned,
+    /// Delete the content, unless the VolumeSnapshot exists after all.
+    DeleteAbandoned,
 }
 
 /// Decides the next effect for a VolumeSnapshotContent itself. All others are those of its VolumeSnapshot.
-pub fn decide_content(cache: &Cache, content: &VolumeSnapshotContent) -> ContentVerdict {
+///
+/// kube-apiserver loses a finalizer that is written while it deletes the object: it reads the finalizers
+/// before, and compares only the uid. A VolumeSnapshot can then be gone although its content exists. Such a
+/// content with the deletion policy Delete is deleted as if the VolumeSnapshot were being deleted, if its
+/// snapshot is still being created, or `is_lost`: this process has seen that the VolumeSnapshot disappeared.
+/// Any other content may be a copy from another cluster; external-snapshotter keeps all of them.
+pub fn decide_content(cache: &Cache, content: &VolumeSnapshotContent, is_lost: bool) -> ContentVerdict {
     if let SnapshotContentSource::Invalid(count) = content.source {
         return ContentVerdict::Invalid(count);
     }
@@ -510,15 +520,28 @@ pub fn decide_content(cache: &Cache, content: &VolumeSnapshotContent) -> Content
     if !content.meta.deleting && content.meta.finalizer_index(names::SNAPSHOT_CONTENT_PROTECTION).is_none() {
         return ContentVerdict::AddFinalizer;
     }
-    let waits = content.meta.deleting
-        && content.meta.finalizer_index(names::SNAPSHOT_CONTENT_PROTECTION).is_some()
-        && !content.meta.has_annotation(names::SNAPSHOT_BEING_DELETED);
-    let is_gone = || match cache.snapshots.get(&content.snapshot.key) {
+    let is_gone = match cache.snapshots.get(&content.snapshot.key) {
         Lookup::Found(snapshot) => !content.is_bound_to(&snapshot),
         Lookup::Undecodable(_) => false,
         Lookup::Missing => cache.snapshots.is_served(),
     };
-    if waits && is_gone() {
+    if !is_gone || content.is_group_member() {
+        return ContentVerdict::NoAction("the VolumeSnapshot decides");
+    }
+    let is_marked = content.meta.has_annotation(names::SNAPSHOT_BEING_DELETED);
+    let is_created_for_it = matches!(content.source, SnapshotContentSource::Volume(_));
+    if is_created_for_it && content.deletion_policy == DeletionPolicy::Delete {
+        let is_being_created =
+            content.handle().is_none() || content.meta.has_annotation(names::SNAPSHOT_BEING_CREATED);
+        if !is_marked && (is_being_created || is_lost) {
+            return ContentVerdict::MarkAbandoned;
+        }
+        if is_marked && !content.meta.deleting {
+            return ContentVerdict::DeleteAbandoned;
+        }
+    }
+    let is_protected = content.meta.finalizer_index(names::SNAPSHOT_CONTENT_PROTECTION).is_some();
+    if content.meta.deleting && is_protected && !is_marked {
         return ContentVerdict::SnapshotGone;
     }
     ContentVerdict::NoAction("the content has its finalizer")

@@ -11,6 +11,9 @@ pub enum UserAction {
     Create(Value),
     /// Deletes the object at this path.
     Delete(&'static str),
+    /// Removes the object at this path with its finalizers, as kube-apiserver does if a finalizer is written
+    /// while it deletes the object: no watch shows a deletion timestamp.
+    Remove(&'static str),
     /// Merge-patches the object at this path.
     Patch(&'static str, Value),
     /// Annotates the ConfigMaps of the intent journal: an operator confirms for each intent that the driver

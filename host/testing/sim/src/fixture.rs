@@ -226,6 +226,7 @@ impl SimulationFixture {
             }
             UserAction::Create(_)
             | UserAction::Delete(_)
+            | UserAction::Remove(_)
             | UserAction::Patch(..)
             | UserAction::ConfirmNoVolume
             | UserAction::ConfirmCreatedVolume
@@ -255,6 +256,16 @@ impl SimulationFixture {
             // Some rows expect the API server to reject the request.
             UserAction::Delete(path) => {
                 send_request(&self.user_api, Method::DELETE, path, json, &Value::Null).await.map(drop)
+            }
+            UserAction::Remove(path) => {
+                let patch = json!({"metadata": {"finalizers": null}});
+                let merge = "application/merge-patch+json";
+                // At once: a process must not add the finalizers again in between.
+                let (patched, deleted) = tokio::join!(
+                    send_request(&self.user_api, Method::PATCH, path, merge, &patch),
+                    send_request(&self.user_api, Method::DELETE, path, json, &Value::Null)
+                );
+                patched.and(deleted).map(drop)
             }
             UserAction::Patch(path, patch) => {
                 let merge = "application/merge-patch+json";

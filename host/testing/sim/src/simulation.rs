@@ -748,6 +748,7 @@ impl Simulation {
             UserAction::Repair => self.driver.repair(),
             UserAction::Create(_)
             | UserAction::Delete(_)
+            | UserAction::Remove(_)
             | UserAction::Patch(..)
             | UserAction::ConfirmNoVolume
             | UserAction::ConfirmCreatedVolume

@@ -365,7 +365,7 @@ fn a_claim_keeps_its_finalizer_while_a_snapshot_is_created() {
 #[test]
 fn a_bound_content_gets_its_finalizer() {
     let cache = Fixture::default().cache();
-    let decide = |change: &Value| decide_content(&cache, &read(&with(content_json(), change)));
+    let decide = |change: &Value| decide_content(&cache, &read(&with(content_json(), change)), false);
     assert_eq!(decide(&json!({})), ContentVerdict::AddFinalizer);
     let protected = json!({"metadata": {"finalizers": [names::SNAPSHOT_CONTENT_PROTECTION]}});
     assert!(matches!(decide(&protected), ContentVerdict::NoAction(_)));
@@ -383,7 +383,7 @@ fn a_deleted_content_whose_snapshot_is_gone_is_reported() {
         }}),
     );
     let cache = Fixture::default().cache();
-    let decide = |change: &Value| decide_content(&cache, &read(&with(deleting.clone(), change)));
+    let decide = |change: &Value| decide_content(&cache, &read(&with(deleting.clone(), change)), false);
     let has_action = |change: Value| !matches!(decide(&change), ContentVerdict::NoAction(_));
     assert!(!has_action(json!({})), "the VolumeSnapshot exists");
     for other in [json!({"uid": "2"}), json!({"name": "t"})] {
@@ -394,4 +394,38 @@ fn a_deleted_content_whose_snapshot_is_gone_is_reported() {
     let marked = json!({"metadata": {"annotations": {names::SNAPSHOT_BEING_DELETED: "yes"}}});
     assert!(!has_action(with(gone.clone(), &marked)), "its deletion is allowed");
     assert!(!has_action(with(gone, &json!({"metadata": {"finalizers": ["other/finalizer"]}}))));
+}
+
+#[test]
+fn a_content_whose_snapshot_is_lost_is_deleted_unless_it_may_be_a_copy() {
+    let abandoned = json!({
+        "metadata": {"finalizers": [names::SNAPSHOT_CONTENT_PROTECTION]},
+        "spec": {"deletionPolicy": "Delete", "volumeSnapshotRef": {"uid": "2"}},
+    });
+    let marked = json!({"metadata": {"annotations": {names::SNAPSHOT_BEING_DELETED: "yes"}}});
+    let being_created = json!({"metadata": {"annotations": {names::SNAPSHOT_BEING_CREATED: "yes"}}});
+    let created = json!({"status": {"snapshotHandle": "h"}});
+    let cache = Fixture::default().cache();
+    let decide = |changes: &[&Value], is_lost: bool| {
+        let content =
+            changes.iter().fold(with(content_json(), &abandoned), |json, change| with(json, change));
+        decide_content(&cache, &read(&content), is_lost)
+    };
+    let keeps =
+        |changes: &[&Value], is_lost: bool| matches!(decide(changes, is_lost), ContentVerdict::NoAction(_));
+    assert_eq!(decide(&[], false), ContentVerdict::MarkAbandoned, "nothing is created yet");
+    assert_eq!(decide(&[&created, &being_created], false), ContentVerdict::MarkAbandoned);
+    assert_eq!(decide(&[&created], true), ContentVerdict::MarkAbandoned);
+    assert!(keeps(&[&created], false), "it may be a copy from another cluster");
+    assert_eq!(decide(&[&created, &marked], false), ContentVerdict::DeleteAbandoned);
+    let deleting = json!({"metadata": {"deletionTimestamp": "2026-01-01T00:00:00Z"}});
+    assert!(keeps(&[&created, &marked, &deleting], true));
+    assert_eq!(decide(&[&created, &deleting], true), ContentVerdict::MarkAbandoned);
+    for other in [
+        json!({"spec": {"volumeSnapshotRef": {"uid": "1"}}}),
+        json!({"spec": {"deletionPolicy": "Retain"}}),
+        json!({"spec": {"source": {"volumeHandle": null, "snapshotHandle": "h"}}}),
+    ] {
+        assert!(keeps(&[&created, &other], true), "{other}");
+    }
 }

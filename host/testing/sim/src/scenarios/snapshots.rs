@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 use super::provisioning::REJECTED_CLAIM;
 use crate::{
     ApiFault, DriverFault, EnvironmentKind, FaultKind, SnapshotBehavior,
-    UserAction::{self, Create, Delete, Settle, Until, Wait},
+    UserAction::{self, Create, Delete, Remove, Settle, Until, Wait},
     WaitFor::Deleted,
     WorkKind,
     objects::{CLAIM, DRIVER, claim, class, volume, with},
@@ -200,6 +200,31 @@ pub(super) fn scenarios() -> Vec<Scenario> {
             events: &["s Normal CreatingSnapshot"],
             // The deletion of the VolumeSnapshot changes the content, so that the first result is not saved.
             calls: &[CREATE_OF_GONE, CREATE_OF_GONE, DELETE],
+            ..base()
+        },
+        // kube-apiserver loses a finalizer that is written while it deletes the object.
+        Scenario {
+            name: "VolumeSnapshot lost while the snapshot is created: content and snapshot are deleted",
+            actions: after_source("Delete", [Create(snapshot())]),
+            snapshotting: failing(vec![DriverFault::ConcurrentAction(Remove(SNAPSHOT))]),
+            events: &["s Normal CreatingSnapshot"],
+            calls: &[CREATE_OF_GONE, CREATE_OF_GONE, DELETE],
+            ..base()
+        },
+        Scenario {
+            name: "ready VolumeSnapshot lost: content and snapshot are deleted",
+            actions: after_source("Delete", [Create(snapshot()), Settle, Remove(SNAPSHOT)]),
+            events: CREATED,
+            calls: &[CREATE_OF_GONE, DELETE],
+            ..base()
+        },
+        Scenario {
+            name: "VolumeSnapshot lost, deletion policy Retain: content and snapshot stay",
+            actions: after_source("Retain", [Create(snapshot()), Settle, Remove(SNAPSHOT)]),
+            snapshot_contents: &["of-gone s ready"],
+            array_snapshots: &["gone"],
+            events: CREATED,
+            calls: &[CREATE_OF_GONE],
             ..base()
         },
         Scenario {
