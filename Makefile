@@ -112,8 +112,12 @@ peers: ## build etcd, Kubernetes, containerd and the Go sidecars into a cache: w
 previous: toolchain ## build the Cofferdam that the suite upgrade starts from into the same cache, from the history: some 10 minutes the first time
 	conformance/peers/build.sh previous
 
+.PHONY: e2e
+e2e: ## build Kubernetes' end-to-end tests for the suite external-storage into the same cache: some 10 minutes the first time
+	conformance/peers/build.sh e2e
+
 .PHONY: conformance
-conformance: toolchain need-root peers $(if $(filter upgrade,$(SUITE)),previous) ## run all suites on a real Kubernetes, or some by SUITE=name; KUBERNETES=1.33 selects its version; RESULTS=docs/conformance.md updates its table
+conformance: toolchain need-root peers $(if $(filter upgrade,$(SUITE)),previous) $(if $(filter external-storage,$(SUITE)),e2e) ## run all suites on a real Kubernetes, or some by SUITE=name; KUBERNETES=1.33 selects its version; RESULTS=docs/conformance.md updates its table
 	$(CARGO) build --locked --config conformance/build.toml --bin cofferdam --bin conformance
 	$(CARGO) run --locked --config conformance/build.toml --bin conformance -- $(if $(RESULTS),--results=$(RESULTS)) $(if $(MATRIX),--matrix=$(MATRIX)) $(SUITE)
 

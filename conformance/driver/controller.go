@@ -81,6 +81,10 @@ func (c controller) CreateVolume(_ context.Context, r *csi.CreateVolumeRequest) 
 		ID: c.id("v"), Name: r.Name, Size: size, Source: source,
 		Published: map[string]bool{}, Mutable: r.MutableParameters, content: r.VolumeContentSource, targets: map[string]bool{},
 	}
+	if err := c.copyData(source, created.ID); err != nil {
+		c.usedBytes -= size
+		return nil, err
+	}
 	c.volumes[created.ID] = created
 	c.volumeNames[created.Name] = created
 	return &csi.CreateVolumeResponse{Volume: c.created(created)}, nil
@@ -136,6 +140,9 @@ func (c controller) DeleteVolume(_ context.Context, r *csi.DeleteVolumeRequest) 
 		return nil, err
 	case len(volume.Published) > 0:
 		return nil, status.Errorf(codes.FailedPrecondition, "volume %q is published to a node", r.VolumeId)
+	}
+	if err := c.removeData(volume.ID); err != nil {
+		return nil, err
 	}
 	delete(c.volumes, volume.ID)
 	delete(c.volumeNames, volume.Name)
@@ -305,6 +312,9 @@ func (c controller) CreateSnapshot(_ context.Context, r *csi.CreateSnapshotReque
 		return nil, err
 	}
 	created := &snapshot{ID: c.id("s"), Name: r.Name, Volume: volume.ID, Size: volume.Size, Created: time.Now()}
+	if err := c.copyData(volume.ID, created.ID); err != nil {
+		return nil, err
+	}
 	c.snapshots[created.ID] = created
 	c.snapshotNames[created.Name] = created
 	return &csi.CreateSnapshotResponse{Snapshot: created.message()}, nil
@@ -317,6 +327,9 @@ func (c controller) DeleteSnapshot(_ context.Context, r *csi.DeleteSnapshotReque
 	c.mutex.Lock()
 	defer c.mutex.Unlock()
 	if existing, ok := c.snapshots[r.SnapshotId]; ok {
+		if err := c.removeData(existing.ID); err != nil {
+			return nil, err
+		}
 		delete(c.snapshots, existing.ID)
 		delete(c.snapshotNames, existing.Name)
 	}

@@ -4,6 +4,7 @@
 #   build.sh            builds what is missing, and says what the machine lacks
 #   build.sh where      prints the directory that holds the programs, built or not
 #   build.sh previous   builds an older version of Cofferdam from this repository's history
+#   build.sh e2e        builds Kubernetes' end-to-end tests
 #   build.sh one NAME   builds one program if it is missing, and prints its path; needs Go only
 #
 # KUBERNETES=1.33 selects the version of Kubernetes: a folder of kubernetes/, whose go.mod has the patch version.
@@ -58,6 +59,8 @@ kubectl|$KUBERNETES_SOURCE|k8s.io/kubernetes/cmd/kubectl|
 csi-sanity|github.com/kubernetes-csi/csi-test/v5@v5.6.0 h1:fQgB/CRoqTEAtlHwfD0Y785LjQJ/OxNGUE7AHw68VLg=|./cmd/csi-sanity|
 csi-attacher|github.com/kubernetes-csi/external-attacher/v4@v4.13.0 h1:lvr4pjyBc6TV57EB78mNrsg/KgaGFL5wc4Xe/i9Y+bM=|./cmd/csi-attacher|
 csi-resizer|github.com/kubernetes-csi/external-resizer/v2@v2.3.0 h1:dsdHhB3s4BJUkO7Jaemd6hw3YEms1ZlMF/bksbDE+bw=|./cmd/csi-resizer|
+csi-snapshotter|external-snapshotter|github.com/kubernetes-csi/external-snapshotter/v8/cmd/csi-snapshotter|
+snapshot-controller|external-snapshotter|github.com/kubernetes-csi/external-snapshotter/v8/cmd/snapshot-controller|
 helm|helm.sh/helm/v3@v3.22.0 h1:n1if5iQgHYsujPAcO5oonH/KiSNUmqmUF0iGVjSF3AU=|./cmd/helm|
 helm4|helm.sh/helm/v4@v4.3.1 h1:UndCoLe9UPmNoL7IvWzaUXveL7T5t/ijoorEmgJdI9g=|./cmd/helm|
 END
@@ -166,6 +169,22 @@ previous() {
   echo "make peers: built cofferdam $PREVIOUS in $((SECONDS - started)) s" >&2
 }
 
+# Builds Kubernetes' end-to-end tests, a test binary, for the version in external-storage/go.mod.
+e2e() {
+  local source=external-storage package=k8s.io/kubernetes/test/e2e target bin started=$SECONDS
+  needs_go
+  lock
+  target=$(path e2e.test "$source" "$package" "")
+  bin=$(where)
+  mkdir -p "$bin" "${target%/*}"
+  ln -sfn "../../$(basename "${target%/*}")/e2e.test" "$bin/e2e.test"
+  [[ ! -x $target ]] || return 0
+  echo "make peers: building e2e.test" >&2
+  CGO_ENABLED=0 GOFLAGS=-mod=readonly GOWORK=off $GO test -C "$source" -c -p "$JOBS" -trimpath -ldflags -w -o "$target.new" "$package"
+  mv "$target.new" "$target"
+  echo "make peers: built e2e.test in $((SECONDS - started)) s" >&2
+}
+
 needs_go() {
   command -v "$GO" >/dev/null || missing "Go is missing: expected the command $GO, version 1.26, or one that fetches it by itself (https://go.dev/dl)"
 }
@@ -256,7 +275,8 @@ one() {
 case ${1:-} in
   where) where ;;
   previous) previous ;;
+  e2e) e2e ;;
   one) one "${2:?expected the name of a program}" ;;
   "") all ;;
-  *) missing "unknown argument $1: expected where, previous, one, or none" ;;
+  *) missing "unknown argument $1: expected where, previous, e2e, one, or none" ;;
 esac

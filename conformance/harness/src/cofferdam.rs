@@ -265,6 +265,17 @@ pub(crate) fn command_for(
     run_command(run, PROCESS_NAME, kubeconfig, roles, Some(&driver.config_flag()), port)
 }
 
+/// As [`command_for`], with the socket of a running CSI driver instead of the memory driver.
+pub(crate) fn command_with_csi_driver(
+    run: &SuiteRun,
+    kubeconfig: &Path,
+    roles: &[&str],
+    socket: &Path,
+    port: u16,
+) -> CommandSpec {
+    run_command(run, PROCESS_NAME, kubeconfig, roles, Some(&csi_address_flag(socket)), port)
+}
+
 fn run_command(
     run: &SuiteRun,
     name: &str,

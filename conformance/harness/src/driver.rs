@@ -1,7 +1,7 @@
 //! The Go driver of `conformance/driver`, and its admin interface.
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, BTreeSet},
     path::{Path, PathBuf},
     time::Duration,
 };
@@ -72,6 +72,16 @@ impl CsiDriverProcess {
             .into_iter()
             .map(|(id, volume)| Ok((id, name(volume).context("a volume without a name")?)))
             .collect()
+    }
+
+    /// Ids of the driver's snapshots.
+    ///
+    /// # Errors
+    /// If the driver does not respond.
+    pub(crate) async fn snapshots(&self) -> Result<BTreeSet<String>> {
+        let snapshots: BTreeMap<String, Value> =
+            serde_json::from_str(&admin_request(&self.admin_socket, "GET", "/snapshots").await?)?;
+        Ok(snapshots.into_keys().collect())
     }
 
     /// Sizes of the volumes in bytes, by id.

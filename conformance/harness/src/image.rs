@@ -27,6 +27,22 @@ const APPLETS: [&str; 24] = [
 /// # Errors
 /// If busybox is missing, a file cannot be written, or `tar` fails.
 pub async fn write_archive(directory: &Path) -> Result<PathBuf> {
+    // Process 1 of a container has no default handler of SIGTERM.
+    let pause = ["/bin/sh", "-c", "trap exit TERM; while :; do sleep 3600 & wait; done"];
+    write_images(directory, &[(SHELL_IMAGE, &["/bin/sh"]), (PAUSE_IMAGE, &pause)]).await
+}
+
+/// Writes the image with a shell under other names as one docker-archive, and returns its path.
+///
+/// # Errors
+/// As [`write_archive`].
+pub(crate) async fn write_shell_archive(directory: &Path, names: &[&str]) -> Result<PathBuf> {
+    let images: Vec<(&str, &[&str])> = names.iter().map(|name| (*name, &["/bin/sh"][..])).collect();
+    write_images(directory, &images).await
+}
+
+/// Writes images with these names and commands.
+async fn write_images(directory: &Path, images: &[(&str, &[&str])]) -> Result<PathBuf> {
     let (root, parts) = (directory.join("root"), directory.join("parts"));
     fs::create_dir_all(root.join("bin"))?;
     fs::create_dir_all(root.join("tmp"))?;
@@ -40,17 +56,9 @@ pub async fn write_archive(directory: &Path) -> Result<PathBuf> {
     }
     create_tar(&root, &parts.join("layer.tar")).await?;
     let layer = hex(&fs::read(parts.join("layer.tar"))?);
-    let images = [
-        write_image_config(&parts, SHELL_IMAGE, &layer, &["/bin/sh"])?,
-        // Process 1 of a container has no default handler of SIGTERM.
-        write_image_config(
-            &parts,
-            PAUSE_IMAGE,
-            &layer,
-            &["/bin/sh", "-c", "trap exit TERM; while :; do sleep 3600 & wait; done"],
-        )?,
-    ];
-    fs::write(parts.join("manifest.json"), Value::from(images.to_vec()).to_string())?;
+    let entries = images.iter().map(|(name, command)| write_image_config(&parts, name, &layer, command));
+    let entries: Vec<Value> = entries.collect::<Result<_>>()?;
+    fs::write(parts.join("manifest.json"), Value::from(entries).to_string())?;
     let archive = directory.join("images.tar");
     create_tar(&parts, &archive).await?;
     Ok(archive)

@@ -42,6 +42,7 @@ pub mod run;
 pub mod seeded_rng;
 pub mod sidecar;
 mod snapshot_crds;
+pub(crate) mod snapshots;
 pub(crate) mod stopped_role;
 pub mod suites;
 pub mod wait;

@@ -44,7 +44,7 @@ pub async fn start(
     socket: &Path,
     arguments: &[&str],
 ) -> Result<ManagedProcess> {
-    start_program(run, upstream_command(run, name)?, kubeconfig, socket, arguments).await
+    start_program(run, upstream_command(run, name)?, kubeconfig, Some(socket), arguments).await
 }
 
 /// Starts `cofferdam` under the name of a sidecar and with its command line, as [`start`] starts the sidecar.
@@ -59,7 +59,7 @@ pub(crate) async fn start_cofferdam(
     socket: &Path,
     arguments: &[&str],
 ) -> Result<ManagedProcess> {
-    start_program(run, cofferdam_command(run, name)?, kubeconfig, socket, arguments).await
+    start_program(run, cofferdam_command(run, name)?, kubeconfig, Some(socket), arguments).await
 }
 
 /// The program `cofferdam` under the name of a sidecar, without arguments. Its log is [`cofferdam_name`].
@@ -97,7 +97,8 @@ pub(crate) fn upstream_command(run: &SuiteRun, name: &str) -> Result<CommandSpec
     Ok(CommandSpec::new(name, run.peers().program(name)?))
 }
 
-/// Starts a sidecar, upstream or Cofferdam, and waits until it serves its metrics.
+/// Starts a sidecar, upstream or Cofferdam, and waits until it serves its metrics. `socket` is that of the
+/// driver; snapshot-controller has none.
 ///
 /// # Errors
 /// As [`start`].
@@ -105,7 +106,23 @@ pub(crate) async fn start_program(
     run: &SuiteRun,
     spec: CommandSpec,
     kubeconfig: &Path,
-    socket: &Path,
+    socket: Option<&Path>,
+    arguments: &[&str],
+) -> Result<ManagedProcess> {
+    let unlimited = ["--kube-api-qps=100000", "--kube-api-burst=100000"];
+    let arguments = [&unlimited, arguments].concat();
+    start_with_default_rates(run, spec, kubeconfig, socket, &arguments).await
+}
+
+/// As [`start_program`], with the program's default client rates.
+///
+/// # Errors
+/// As [`start`].
+pub(crate) async fn start_with_default_rates(
+    run: &SuiteRun,
+    spec: CommandSpec,
+    kubeconfig: &Path,
+    socket: Option<&Path>,
     arguments: &[&str],
 ) -> Result<ManagedProcess> {
     let port = run.free_port()?;
@@ -113,10 +130,8 @@ pub(crate) async fn start_program(
         // Only Cofferdam reads it: the namespace of the intent journal.
         .env("COFFERDAM_NAMESPACE", namespaces::COFFERDAM)
         .arg(format_args!("--kubeconfig={}", kubeconfig.display()))
-        .arg(format_args!("--csi-address={}", socket.display()))
+        .args(socket.map(|socket| format!("--csi-address={}", socket.display())))
         .arg(format_args!("--http-endpoint=127.0.0.1:{port}"))
-        .arg("--kube-api-qps=100000")
-        .arg("--kube-api-burst=100000")
         .args(arguments);
     let mut process = ManagedProcess::start(run, spec)?;
     let client = plain_client(port)?;

@@ -104,6 +104,7 @@ pub(super) fn medians(iterations: &[BenchmarkResults]) -> BenchmarkResults {
         claims: median_of(|results| &results.claims),
         attachments: median_of(|results| &results.attachments),
         expansion: median_of(|results| &results.expansion),
+        snapshots: median_of(|results| &results.snapshots),
         scheduling: median_of(|results| &results.scheduling),
         pods: median_of(|results| &results.pods),
         memory: None,

@@ -83,7 +83,7 @@ pub(super) struct ClaimLoad {
     volume_mode: &'static str,
 }
 
-/// The observed fields of a claim, volume, VolumeAttachment, node or pod.
+/// The observed fields of a claim, volume, VolumeAttachment, VolumeSnapshot, node or pod.
 #[derive(Clone, Debug, Deserialize)]
 struct WatchedObject {
     metadata: Metadata,
@@ -111,6 +111,7 @@ struct Spec {
 struct Status {
     phase: String,
     attached: bool,
+    ready_to_use: bool,
     capacity: CapacityStatus,
     volumes_attached: Vec<AttachedVolumeStatus>,
 }
@@ -153,6 +154,8 @@ pub(super) enum ObjectState {
     Phase(&'static str),
     /// A VolumeAttachment with `status.attached: true`.
     Attached,
+    /// A VolumeSnapshot with `status.readyToUse: true`.
+    ReadyToUse,
     /// A claim with this capacity in its status.
     Capacity(&'static str),
     /// A node with attached volumes. The observer records the volumes, by their unique names.
@@ -292,6 +295,7 @@ fn record(
     let matches = match state {
         ObjectState::Phase(phase) => !is_deleted && object.status.phase == phase,
         ObjectState::Attached => !is_deleted && object.status.attached,
+        ObjectState::ReadyToUse => !is_deleted && object.status.ready_to_use,
         ObjectState::Capacity(size) => !is_deleted && object.status.capacity.storage == size,
         ObjectState::InVolumesAttached => !is_deleted,
         ObjectState::Deleted => is_deleted,

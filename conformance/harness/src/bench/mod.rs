@@ -17,6 +17,7 @@ mod recorder;
 mod report;
 mod results;
 mod scheduling;
+mod snapshots;
 mod subjects;
 mod upper_bound;
 
@@ -63,16 +64,18 @@ enum LoadGroup {
     Claims,
     Attachments,
     Expansion,
+    Snapshots,
     Scheduling,
     Pods,
     Memory,
 }
 
 /// Groups by their names in the environment variable `LOADS`.
-const LOAD_GROUPS: [(&str, LoadGroup); 6] = [
+const LOAD_GROUPS: [(&str, LoadGroup); 7] = [
     ("claims", LoadGroup::Claims),
     ("attachments", LoadGroup::Attachments),
     ("expansion", LoadGroup::Expansion),
+    ("snapshots", LoadGroup::Snapshots),
     ("scheduling", LoadGroup::Scheduling),
     ("pods", LoadGroup::Pods),
     ("memory", LoadGroup::Memory),
@@ -170,6 +173,9 @@ async fn run_iteration(
     }
     if is_selected(LoadGroup::Expansion) {
         results.expansion = subjects::measure(run, BenchmarkTask::Expand, claims / 2).await?;
+    }
+    if is_selected(LoadGroup::Snapshots) {
+        results.snapshots = snapshots::measure(run, claims / 2).await?;
     }
     if is_selected(LoadGroup::Scheduling) {
         for implementation in [Implementation::Upstream, Implementation::Cofferdam] {

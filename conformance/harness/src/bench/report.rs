@@ -66,7 +66,7 @@ impl BenchmarkFiles {
 }
 
 /// Title of each load's section in the report, in the order of the sections.
-const LOAD_TITLES: [(LoadKind, &str); 10] = [
+const LOAD_TITLES: [(LoadKind, &str); 13] = [
     (LoadKind::BindDynamic, "Claims created → Bound"),
     (LoadKind::DeleteClaims, "Claims deleted → volumes removed"),
     (LoadKind::BindStatic, "Claims created → Bound to static volumes"),
@@ -74,6 +74,9 @@ const LOAD_TITLES: [(LoadKind, &str); 10] = [
     (LoadKind::Attach, "VolumeAttachments created → attached"),
     (LoadKind::Detach, "VolumeAttachments deleted → removed"),
     (LoadKind::Expand, "Claims expanded → new capacity in status"),
+    (LoadKind::TakeSnapshotBurst, "80 VolumeSnapshots created → ready"),
+    (LoadKind::TakeSnapshots, "VolumeSnapshots created → ready"),
+    (LoadKind::DeleteSnapshots, "VolumeSnapshots deleted → removed"),
     (LoadKind::SchedulePods, "Pods scheduled to 20 nodes → volumes in `volumesAttached`"),
     (LoadKind::DeletePods, "Pods deleted → VolumeAttachments removed"),
     (
@@ -141,6 +144,7 @@ fn markdown(report: &BenchmarkReport) -> String {
     text.push_str(&targets_section(&all.claims, claim_targets));
     text.push_str(&targets_section(&all.attachments, attach_targets));
     text.push_str(&targets_section(&all.expansion, expansion_targets));
+    text.push_str(&targets_section(&all.snapshots, snapshot_targets));
     text.push_str(&targets_section(&all.scheduling, scheduling_targets));
     text.extend(all.node.as_ref().map(node_section));
     text.extend(all.memory.as_ref().map(memory_section));
@@ -156,12 +160,13 @@ fn all_configurations(all: &BenchmarkResults) -> Vec<ConfigurationResults> {
         claims,
         attachments,
         expansion: growth,
+        snapshots,
         scheduling: placed,
         pods,
         node: _,
         memory: _,
     } = all;
-    [claims.as_slice(), attachments, growth, placed, pods].concat()
+    [claims.as_slice(), attachments, growth, snapshots, placed, pods].concat()
 }
 
 /// A function that returns the targets of a load. Its arguments are the results of Cofferdam, upstream and,
@@ -407,6 +412,40 @@ fn expansion_targets(
         [cofferdam, upstream],
         api_only,
     )?])
+}
+
+/// Targets of the snapshot loads. `upstream` is the first configuration, with default rates, for which only
+/// the burst is measured. `None` if a measurement that a target needs is missing.
+fn snapshot_targets(
+    cofferdam: &ConfigurationResults,
+    upstream: &ConfigurationResults,
+    api_only: Option<&ConfigurationResults>,
+) -> Option<Vec<PerformanceTarget>> {
+    let (burst, taken) =
+        (cofferdam.load(LoadKind::TakeSnapshotBurst)?, cofferdam.load(LoadKind::TakeSnapshots)?);
+    let upstream_burst = upstream.load(LoadKind::TakeSnapshotBurst)?;
+    let possible = api_only?.load(LoadKind::TakeSnapshots)?;
+    Some(vec![
+        PerformanceTarget::at_most("80 snapshots at once, until the last is ready", 3.0, "s", burst.seconds),
+        PerformanceTarget::at_least(
+            "created → ready, throughput relative to API only",
+            70.0,
+            "%",
+            100.0 * taken.per_second / possible.per_second,
+        ),
+        PerformanceTarget::throughput_ratio(
+            "created → ready, throughput relative to upstream's burst at default rates",
+            5.0,
+            [taken, upstream_burst],
+            Some(possible),
+        ),
+        PerformanceTarget::at_most(
+            "controller CPU per snapshot of the burst, relative to upstream at default rates",
+            25.0,
+            "%",
+            100.0 * controller_cpu(cofferdam, burst) / controller_cpu(upstream, upstream_burst),
+        ),
+    ])
 }
 
 /// Targets of the scheduling load. `None` if a measurement that a target needs is missing.

@@ -48,6 +48,12 @@ pub(super) enum LoadKind {
     Detach,
     /// Request a larger size for claims concurrently. The result is the new capacity in the claim's status.
     Expand,
+    /// Create the first VolumeSnapshots at once. The result is `readyToUse: true` in the status.
+    TakeSnapshotBurst,
+    /// Create VolumeSnapshots concurrently. The result is `readyToUse: true` in the status.
+    TakeSnapshots,
+    /// Delete VolumeSnapshots concurrently. The result is their removal.
+    DeleteSnapshots,
     /// Create pods that name their node in `spec.nodeName`. The result is the pod's volume in
     /// `volumesAttached` of the Node.
     SchedulePods,
@@ -100,6 +106,8 @@ pub(super) struct BenchmarkResults {
     pub(super) claims: Vec<ConfigurationResults>,
     pub(super) attachments: Vec<ConfigurationResults>,
     pub(super) expansion: Vec<ConfigurationResults>,
+    #[serde(default)]
+    pub(super) snapshots: Vec<ConfigurationResults>,
     pub(super) scheduling: Vec<ConfigurationResults>,
     pub(super) pods: Vec<ConfigurationResults>,
     pub(super) node: Option<NodeRoleUsage>,

@@ -7,6 +7,7 @@ mod crashes;
 mod csi_sanity;
 mod differential;
 mod driver;
+mod external_storage;
 mod faults;
 mod install;
 mod interop;
@@ -19,6 +20,7 @@ mod replacement;
 mod resize;
 mod scenarios;
 mod sidecars;
+mod snapshots;
 mod upgrade;
 
 use std::time::Duration;
@@ -179,6 +181,14 @@ pub const SUITES: &[Suite] = &[
         run: |run| Box::pin(replacement::run(run)),
     },
     Suite {
+        name: "snapshots",
+        description: "Cofferdam and the upstream controllers of snapshots replace each other while 200 \
+             snapshots are taken",
+        limit: MINUTE.saturating_mul(15),
+        lane: SuiteLane::Background,
+        run: |run| Box::pin(snapshots::run(run)),
+    },
+    Suite {
         name: "sidecar-flags",
         description: "Cofferdam under the names of the sidecars has their flags, defaults and feature gates, \
              and rejects what they reject",
@@ -219,6 +229,13 @@ pub const SUITES: &[Suite] = &[
         run: |run| Box::pin(crashes::run(run)),
     },
     Suite {
+        name: "snapshot-crashes",
+        description: "kill -9 of a process, 50 times, while 150 snapshots are taken, restored and deleted",
+        limit: MINUTE.saturating_mul(15),
+        lane: SuiteLane::Background,
+        run: |run| Box::pin(crashes::snapshots::run(run)),
+    },
+    Suite {
         name: "interop",
         description: "sidecars on Cofferdam's csi-server, and Cofferdam's roles on a Go driver, each \
              replaced under load",
@@ -251,6 +268,14 @@ pub const ON_REQUEST: &[Suite] = &[
         limit: MINUTE.saturating_mul(15),
         lane: SuiteLane::Main,
         run: |run| Box::pin(reload::run(run)),
+    },
+    Suite {
+        name: "external-storage",
+        description: "Kubernetes' end-to-end tests of snapshots, restores and clones have the same results on \
+             Cofferdam as on upstream",
+        limit: MINUTE.saturating_mul(130),
+        lane: SuiteLane::Main,
+        run: |run| Box::pin(external_storage::run(run)),
     },
     Suite {
         name: "bench-peers",

@@ -13,7 +13,7 @@ use serde::de::DeserializeOwned;
 use crate::retry;
 
 /// Objects by name.
-pub(super) struct ClusterSnapshot {
+pub(super) struct ClusterState {
     pub(super) nodes: BTreeMap<String, Node>,
     pub(super) pods: BTreeMap<String, Pod>,
     pub(super) claims: BTreeMap<String, PersistentVolumeClaim>,
@@ -21,7 +21,7 @@ pub(super) struct ClusterSnapshot {
     pub(super) attachments: BTreeMap<String, VolumeAttachment>,
 }
 
-impl ClusterSnapshot {
+impl ClusterState {
     /// Reads the objects, Nodes first.
     pub(super) async fn read(client: &Client) -> Result<Self> {
         Ok(Self {

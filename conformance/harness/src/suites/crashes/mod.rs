@@ -5,15 +5,13 @@
 //! PersistentVolume or VolumeAttachment is left, no Node has a volume in its status, and the storage has no
 //! volume.
 
+mod cluster_state;
+mod kills;
 mod nodes;
-mod snapshot;
+pub(super) mod snapshots;
 mod users;
 
-use std::{
-    cell::Cell,
-    collections::BTreeSet,
-    time::{Duration, Instant},
-};
+use std::{collections::BTreeSet, time::Duration};
 
 use anyhow::{Result, ensure};
 use k8s_openapi::api::storage::v1::CSIDriver;
@@ -23,34 +21,20 @@ use crate::{
     account::{Account, CLUSTER_ROLES},
     claims::Claims,
     cofferdam::{self, MemoryDriver},
-    control_plane::{self, ControlPlane, ControlPlaneOptions, UNREPLACED_CONTROLLERS},
+    control_plane::{ControlPlane, ControlPlaneOptions, UNREPLACED_CONTROLLERS},
     namespaces, pod,
-    process::ManagedProcess,
     run::SuiteRun,
-    seeded_rng::seeded_rng,
-    sidecar::plain_client,
     wait::until,
 };
+use cluster_state::ClusterState;
+use kills::{KilledProcess, SharedProgress, USERS, kill_repeatedly};
 use nodes::FakeNode;
-use snapshot::ClusterSnapshot;
 use users::UserWorkload;
 
 const DRIVER: &str = "crashes.conformance.cofferdam.dev";
 const NAMESPACE: &str = "crashes";
 const NODES: [&str; 3] = ["node-1", "node-2", "node-3"];
-const KILLS: usize = 50;
-/// Number of users that start before each kill. Each has one claim, and two pods of which the second replaces
-/// the first.
-const CLAIMS_PER_KILL: usize = 3;
-/// Every other kill happens once all users together have made a random number of steps since the previous
-/// kill, at most this number. The [`CLAIMS_PER_KILL`] users of a wave make 12 steps.
-const MAX_STEPS_BEFORE_KILL: usize = 8;
-/// Minimum number of kills that hit a working process: a user has made a step since the previous kill, and
-/// some users are not finished. About 25 kills do.
-const MIN_KILLS_DURING_WORK: usize = 15;
-const READY_TIMEOUT: Duration = Duration::from_secs(120);
-/// Time limit of each wait: for the steps before a kill, from the readiness of the last process until all
-/// users are finished, and from then until nothing is left in the API.
+/// Time from the end of the last user until nothing is left in the API.
 const TIMEOUT: Duration = Duration::from_secs(240);
 /// Pause between two steps of all nodes and users.
 const POLL_INTERVAL: Duration = Duration::from_millis(100);
@@ -74,18 +58,23 @@ pub(super) async fn run(run: &SuiteRun) -> Result<()> {
         nodes.push(FakeNode::new(&client, name, DRIVER).await?);
     }
     let account = Account::new(run, &plane, &CLUSTER_ROLES).await?;
-    let mut cofferdam = CofferdamProcess::start(run, &account, &driver).await?;
+    let port = run.free_port()?;
+    let spec = cofferdam::command_for(run, account.kubeconfig(), &CLUSTER_ROLES, &driver, port)
+        .arg(format_args!("--namespace={}", namespaces::COFFERDAM))
+        // The orphan scan must not hide leaks from the suite.
+        .arg("--orphan-scan-interval=off");
+    let mut cofferdam = KilledProcess::start(run, spec, port).await?;
 
     let progress = SharedProgress::default();
     let mut users = UserWorkload::new(&client, NAMESPACE);
     tokio::try_join!(
         run_workload(&client, &mut nodes, &mut users, &progress),
-        kill_repeatedly(run, &mut cofferdam, &progress)
+        kill_repeatedly(run, &mut cofferdam, &progress, "claims, each with two pods on different nodes")
     )?;
-    let (volumes, claims) = (users.volume_count(), KILLS * CLAIMS_PER_KILL);
-    ensure!(volumes == claims, "{volumes} volumes for {claims} claims");
+    let volumes = users.volume_count();
+    ensure!(volumes == USERS, "{volumes} volumes for {USERS} claims");
     until("nothing is left in the API", TIMEOUT, async || {
-        let remaining = ClusterSnapshot::read(&client).await?.remaining_objects();
+        let remaining = ClusterState::read(&client).await?.remaining_objects();
         ensure!(remaining.is_empty(), "left: {remaining}");
         Ok(())
     })
@@ -96,15 +85,6 @@ pub(super) async fn run(run: &SuiteRun) -> Result<()> {
     plane.stop().await
 }
 
-/// Progress of the users, shared by [`run_workload`] and [`kill_repeatedly`].
-#[derive(Debug, Default)]
-struct SharedProgress {
-    /// Number of users that have to be started by now.
-    expected_users: Cell<usize>,
-    /// Number of steps made by all users, and number of users that are finished.
-    steps_and_finished: Cell<(usize, usize)>,
-}
-
 /// Runs nodes and users until all users are finished.
 async fn run_workload(
     client: &Client,
@@ -112,109 +92,20 @@ async fn run_workload(
     users: &mut UserWorkload,
     progress: &SharedProgress,
 ) -> Result<()> {
-    while progress.steps_and_finished.get().1 < KILLS * CLAIMS_PER_KILL {
+    while progress.steps_and_finished.get().1 < USERS {
         users.create_until(progress.expected_users.get()).await?;
-        let snapshot = ClusterSnapshot::read(client).await?;
+        let state = ClusterState::read(client).await?;
         for number in 0..nodes.len() {
             let other_nodes = nodes.iter().enumerate().filter(|(other, _)| *other != number);
             let mounted_elsewhere: BTreeSet<String> =
                 other_nodes.flat_map(|(_, node)| node.mounted()).cloned().collect();
             if let Some(node) = nodes.get_mut(number) {
-                node.step(&snapshot, &mounted_elsewhere).await?;
+                node.step(&state, &mounted_elsewhere).await?;
             }
         }
-        users.step(&snapshot).await?;
+        users.step(&state).await?;
         progress.steps_and_finished.set(users.progress());
         tokio::time::sleep(POLL_INTERVAL).await;
     }
     Ok(())
-}
-
-/// Starts [`KILLS`] waves of users, and kills the process after the start of each. Then waits until all users
-/// are finished.
-async fn kill_repeatedly(
-    run: &SuiteRun,
-    cofferdam: &mut CofferdamProcess,
-    progress: &SharedProgress,
-) -> Result<()> {
-    let mut rng = seeded_rng()?;
-    // Duration of a start: every other process is killed around the end of its start, the others after some
-    // steps of the users.
-    let started = Instant::now();
-    cofferdam.process.stop().await?;
-    cofferdam.process.restart()?;
-    cofferdam.wait_ready().await?;
-    let start = started.elapsed();
-    let (mut ready, mut in_work, mut steps_before) = (0, 0, 0);
-    for kill in 1..=KILLS {
-        progress.expected_users.set(kill * CLAIMS_PER_KILL);
-        if kill % 2 == 0 {
-            let steps = steps_before + rng.usize(1..=MAX_STEPS_BEFORE_KILL);
-            until("the users make progress", TIMEOUT, async || {
-                let steps_made = progress.steps_and_finished.get().0;
-                ensure!(steps_made >= steps, "{steps_made} of {steps} steps");
-                Ok(())
-            })
-            .await?;
-        } else {
-            let lifetime = start.mul_f64(0.3 + rng.f64() * 1.4);
-            tokio::time::sleep(lifetime).await;
-        }
-        ready += usize::from(cofferdam.is_ready().await);
-        let (steps_made, gone) = progress.steps_and_finished.get();
-        in_work += usize::from(steps_made > steps_before && gone < kill * CLAIMS_PER_KILL);
-        cofferdam.process.kill().await?;
-        steps_before = progress.steps_and_finished.get().0;
-        cofferdam.process.restart()?;
-    }
-    let ended = Instant::now();
-    let gone = progress.steps_and_finished.get().1;
-    run.add_note(&format!("{KILLS} times kill -9: {ready} processes were ready, {in_work} were working"))?;
-    ensure!(
-        in_work >= MIN_KILLS_DURING_WORK,
-        "{in_work} of {KILLS} processes were killed during work: expected at least {MIN_KILLS_DURING_WORK}"
-    );
-    cofferdam.wait_ready().await?;
-    let claims = KILLS * CLAIMS_PER_KILL;
-    until("all users are finished", TIMEOUT, async || {
-        let (steps_made, gone) = progress.steps_and_finished.get();
-        ensure!(gone == claims, "{gone} of {claims} are, after {steps_made} steps");
-        Ok(())
-    })
-    .await?;
-    run.add_note(&format!(
-        "{claims} claims, each with two pods on different nodes: {gone} finished at the last kill, \
-         all {:.1} s later",
-        ended.elapsed().as_secs_f64()
-    ))
-}
-
-/// `cofferdam` with every role that runs once per cluster.
-struct CofferdamProcess {
-    process: ManagedProcess,
-    client: Client,
-}
-
-impl CofferdamProcess {
-    async fn start(run: &SuiteRun, account: &Account, driver: &MemoryDriver) -> Result<Self> {
-        let port = run.free_port()?;
-        let spec = cofferdam::command_for(run, account.kubeconfig(), &CLUSTER_ROLES, driver, port)
-            .arg(format_args!("--namespace={}", namespaces::COFFERDAM))
-            // The orphan scan must not hide leaks from the suite.
-            .arg("--orphan-scan-interval=off");
-        let mut process = Self { process: ManagedProcess::start(run, spec)?, client: plain_client(port)? };
-        process.wait_ready().await?;
-        Ok(process)
-    }
-
-    async fn wait_ready(&mut self) -> Result<()> {
-        let client = &self.client;
-        self.process
-            .wait_ready(READY_TIMEOUT, async || control_plane::probe_path(client, "/readyz").await)
-            .await
-    }
-
-    async fn is_ready(&self) -> bool {
-        control_plane::probe_path(&self.client, "/readyz").await.is_ok()
-    }
 }

@@ -14,7 +14,7 @@ use kube::{
 };
 use serde_json::json;
 
-use super::snapshot::ClusterSnapshot;
+use super::cluster_state::ClusterState;
 use crate::retry;
 
 /// Maximum pods per node, as a quantity in the Node status.
@@ -71,11 +71,10 @@ impl FakeNode {
     /// `mounted_elsewhere`.
     pub(super) async fn step(
         &mut self,
-        snapshot: &ClusterSnapshot,
+        state: &ClusterState,
         mounted_elsewhere: &BTreeSet<String>,
     ) -> Result<()> {
-        let local_pods: Vec<&Pod> =
-            snapshot.pods.values().filter(|pod| node_name(pod) == self.name).collect();
+        let local_pods: Vec<&Pod> = state.pods.values().filter(|pod| node_name(pod) == self.name).collect();
         let terminating: Vec<&&Pod> =
             local_pods.iter().filter(|pod| pod.metadata.deletion_timestamp.is_some()).collect();
         for pod in &terminating {
@@ -83,9 +82,7 @@ impl FakeNode {
         }
         let mut to_mount = BTreeMap::new();
         for pod in local_pods.iter().filter(|pod| pod.metadata.deletion_timestamp.is_none()) {
-            if let Some(unique) =
-                snapshot.claim_volume(pod).and_then(|volume| self.unique_volume_name(volume))
-            {
+            if let Some(unique) = state.claim_volume(pod).and_then(|volume| self.unique_volume_name(volume)) {
                 to_mount.insert(pod.uid().context("a pod without a uid")?, (*pod, unique));
             }
         }
@@ -95,7 +92,7 @@ impl FakeNode {
         for pod in terminating {
             self.finish_deletion(pod).await?;
         }
-        let attached = snapshot.volumes_attached(&self.name);
+        let attached = state.volumes_attached(&self.name);
         for (uid, (pod, unique)) in to_mount {
             if !attached.contains(&unique) || self.mounted.contains_key(&uid) {
                 continue;

@@ -9,7 +9,7 @@ use k8s_openapi::api::core::v1::{PersistentVolumeClaim, Pod};
 use kube::{Api, Client};
 use serde_json::{Value, json};
 
-use super::snapshot::ClusterSnapshot;
+use super::cluster_state::ClusterState;
 use crate::retry;
 
 /// Maximum number of users that are created, or make a step, at the same time.
@@ -90,13 +90,13 @@ impl UserWorkload {
         Ok(())
     }
 
-    /// Makes the next step of every user whose objects in the snapshot are ready for it.
-    pub(super) async fn step(&mut self, snapshot: &ClusterSnapshot) -> Result<()> {
+    /// Makes the next step of every user whose objects in the state are ready for it.
+    pub(super) async fn step(&mut self, state: &ClusterState) -> Result<()> {
         let users = &*self;
         let open = self.steps.iter().enumerate().filter(|(_, step)| **step != UserStep::Deleted);
         let next_steps: Vec<(usize, UserStep)> = stream::iter(open)
             .map(|(user, step)| async move {
-                let next = users.next_step(user, *step, snapshot).await;
+                let next = users.next_step(user, *step, state).await;
                 anyhow::Ok((user, next.with_context(|| format!("user {user}"))?))
             })
             .buffer_unordered(CONCURRENT_REQUESTS)
@@ -104,7 +104,7 @@ impl UserWorkload {
             .await?;
         for (user, step) in next_steps {
             if step == UserStep::Expanding
-                && let Some(handle) = volume_handle(snapshot, user)
+                && let Some(handle) = volume_handle(state, user)
                 && self.steps.get(user) == Some(&UserStep::Created)
             {
                 ensure!(self.handles.insert(handle.clone()), "{handle} is the volume of two claims");
@@ -116,26 +116,25 @@ impl UserWorkload {
         Ok(())
     }
 
-    async fn next_step(&self, user: usize, step: UserStep, snapshot: &ClusterSnapshot) -> Result<UserStep> {
+    async fn next_step(&self, user: usize, step: UserStep, state: &ClusterState) -> Result<UserStep> {
         match step {
-            UserStep::Created if running_node(snapshot, user, "a").is_some() => {
+            UserStep::Created if running_node(state, user, "a").is_some() => {
                 let patch = json!({ "spec": { "resources": { "requests": { "storage": EXPANDED_SIZE } } } });
                 retry::merge_patch(&self.claims(), &claim_name(user), &patch).await?;
                 Ok(UserStep::Expanding)
             }
-            UserStep::Expanding if is_expanded(snapshot, user) => {
-                let node =
-                    running_node(snapshot, user, "a").context("its first pod does not run any more")?;
+            UserStep::Expanding if is_expanded(state, user) => {
+                let node = running_node(state, user, "a").context("its first pod does not run any more")?;
                 retry::create(&self.pods(), &pod_object(user, "b", Some(node))?).await?;
                 retry::delete(&self.pods(), &pod_name(user, "a")).await?;
                 Ok(UserStep::Moving)
             }
-            UserStep::Moving if running_node(snapshot, user, "b").is_some() => {
+            UserStep::Moving if running_node(state, user, "b").is_some() => {
                 retry::delete(&self.pods(), &pod_name(user, "b")).await?;
                 retry::delete(&self.claims(), &claim_name(user)).await?;
                 Ok(UserStep::Deleting)
             }
-            UserStep::Deleting if is_deleted(snapshot, user) => Ok(UserStep::Deleted),
+            UserStep::Deleting if is_deleted(state, user) => Ok(UserStep::Deleted),
             UserStep::Created
             | UserStep::Expanding
             | UserStep::Moving
@@ -175,14 +174,14 @@ fn pod_object(user: usize, which: &str, excluded_node: Option<&str>) -> Result<P
 }
 
 /// The node of a user's pod `a` or `b`. `None` if the pod does not exist or its phase is not Running.
-fn running_node<'a>(snapshot: &'a ClusterSnapshot, user: usize, which: &str) -> Option<&'a str> {
-    let pod = snapshot.pods.get(&pod_name(user, which))?;
+fn running_node<'a>(state: &'a ClusterState, user: usize, which: &str) -> Option<&'a str> {
+    let pod = state.pods.get(&pod_name(user, which))?;
     let running = pod.status.as_ref()?.phase.as_deref() == Some("Running");
     pod.spec.as_ref()?.node_name.as_deref().filter(|_| running)
 }
 
-fn is_expanded(snapshot: &ClusterSnapshot, user: usize) -> bool {
-    let status = snapshot.claims.get(&claim_name(user)).and_then(|claim| claim.status.as_ref());
+fn is_expanded(state: &ClusterState, user: usize) -> bool {
+    let status = state.claims.get(&claim_name(user)).and_then(|claim| claim.status.as_ref());
     status.is_some_and(|status| {
         let current = status.capacity.as_ref().and_then(|capacity| capacity.get("storage"));
         current.is_some_and(|current| current.0 == EXPANDED_SIZE)
@@ -190,16 +189,16 @@ fn is_expanded(snapshot: &ClusterSnapshot, user: usize) -> bool {
     })
 }
 
-fn volume_handle(snapshot: &ClusterSnapshot, user: usize) -> Option<String> {
-    let name = snapshot.claims.get(&claim_name(user))?.spec.as_ref()?.volume_name.as_ref()?;
-    Some(snapshot.volumes.get(name)?.spec.as_ref()?.csi.as_ref()?.volume_handle.clone())
+fn volume_handle(state: &ClusterState, user: usize) -> Option<String> {
+    let name = state.claims.get(&claim_name(user))?.spec.as_ref()?.volume_name.as_ref()?;
+    Some(state.volumes.get(name)?.spec.as_ref()?.csi.as_ref()?.volume_handle.clone())
 }
 
-fn is_deleted(snapshot: &ClusterSnapshot, user: usize) -> bool {
+fn is_deleted(state: &ClusterState, user: usize) -> bool {
     let (claim, pods) = (claim_name(user), [pod_name(user, "a"), pod_name(user, "b")]);
-    let owned = snapshot.volumes.values().any(|volume| {
+    let owned = state.volumes.values().any(|volume| {
         let owner = volume.spec.as_ref().and_then(|spec| spec.claim_ref.as_ref()?.name.as_ref());
         owner == Some(&claim)
     });
-    !owned && !snapshot.claims.contains_key(&claim) && pods.iter().all(|pod| !snapshot.pods.contains_key(pod))
+    !owned && !state.claims.contains_key(&claim) && pods.iter().all(|pod| !state.pods.contains_key(pod))
 }

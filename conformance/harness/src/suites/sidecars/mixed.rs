@@ -233,7 +233,7 @@ async fn start(
         }
     };
     let spec = spec.name(&replica.name).host_name(&replica.host_name);
-    sidecar::start_program(run, spec, account.kubeconfig(), driver.socket(), &arguments).await
+    sidecar::start_program(run, spec, account.kubeconfig(), Some(driver.socket()), &arguments).await
 }
 
 /// Checks with the audit log that each replica wrote only while it held the Lease, and that each
