@@ -20,6 +20,7 @@ mod roles;
 mod secret;
 mod sidecar;
 mod signals;
+mod snapshot_kinds;
 mod storage_capacity;
 mod style;
 mod supervisor;

@@ -11,7 +11,10 @@ use k8s_openapi::api::{
     core::v1::{ConfigMap, Namespace, PersistentVolumeClaim},
     storage::v1::StorageClass,
 };
-use kube::{Api, Client, api::PostParams};
+use kube::{
+    Api, Client,
+    api::{ApiResource, DynamicObject, PostParams},
+};
 use serde_json::{Value, json};
 
 /// Number of claims: one more than a page of a list has.
@@ -34,14 +37,14 @@ async fn status_reads_lists_page_by_page_and_reports_errors() {
     std::fs::write(&kubeconfig, serving.kubeconfig()).unwrap();
     let address = serving.local_addr();
 
-    let nothing = "no storage: there is no CSI driver, no claim, no volume and no attachment\n";
+    let nothing = "no storage: there is no CSI driver, no claim, no volume, no attachment and no snapshot\n";
     assert_eq!(run_status(&kubeconfig, &[]).await, (nothing.to_owned(), Some(0)));
 
     let client = Client::new(api.service(), "default");
     let class = json!({"metadata": {"name": "fast"}, "provisioner": "array.example.com"});
     let class: StorageClass = serde_json::from_value(class).unwrap();
     Api::all(client.clone()).create(&PostParams::default(), &class).await.unwrap();
-    let claims: Api<PersistentVolumeClaim> = Api::namespaced(client, "default");
+    let claims: Api<PersistentVolumeClaim> = Api::namespaced(client.clone(), "default");
     for number in 0..CLAIMS {
         let claim = json!({
             "metadata": {"name": format!("c{number}")},
@@ -58,6 +61,26 @@ async fn status_reads_lists_page_by_page_and_reports_errors() {
     assert_eq!(status["drivers"][0]["waiting"]["provision"]["count"], CLAIMS);
     let (text, _) = run_status(&kubeconfig, &["--stuck-after", "1ns"]).await;
     assert!(text.contains("claim default/c7: to provision for "), "{text}");
+    assert!(!text.contains("snapshots"), "{text}");
+
+    let snapshot = json!({
+        "apiVersion": "snapshot.storage.k8s.io/v1", "kind": "VolumeSnapshot", "metadata": {"name": "s"},
+        "spec": {"volumeSnapshotClassName": "missing", "source": {"persistentVolumeClaimName": "c7"}},
+    });
+    let kind = ApiResource {
+        group: "snapshot.storage.k8s.io".to_owned(),
+        version: "v1".to_owned(),
+        api_version: "snapshot.storage.k8s.io/v1".to_owned(),
+        kind: "VolumeSnapshot".to_owned(),
+        plural: "volumesnapshots".to_owned(),
+    };
+    let snapshots: Api<DynamicObject> = Api::namespaced_with(client, "default", &kind);
+    snapshots.create(&PostParams::default(), &serde_json::from_value(snapshot).unwrap()).await.unwrap();
+    let (text, _) = run_status(&kubeconfig, &["--stuck-after", "1ns"]).await;
+    assert!(text.contains("\n  snapshots    1 pending\n"), "{text}");
+    let stuck = "snapshot default/s: to snapshot for ";
+    let reason = ": VolumeSnapshotClass missing does not exist\n";
+    assert!(text.contains(stuck) && text.contains(reason), "{text}");
 
     for (arguments, code, line) in [
         (

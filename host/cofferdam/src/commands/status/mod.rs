@@ -1,6 +1,8 @@
-//! `cofferdam status`: claims, volumes and attachments of each driver by state, waiting and stuck operations,
-//! and the last errors. It reads only the API, so it works with every controller and every CSI driver.
+//! `cofferdam status`: claims, volumes, attachments and snapshots of each driver by state, waiting and stuck
+//! operations, and the last errors. It reads only the API, so it works with every controller and every CSI driver.
 
+mod metadata;
+mod snapshots;
 mod summary;
 mod table;
 #[cfg(test)]
@@ -27,9 +29,10 @@ use crate::{
     },
     config::GoDuration,
     error::CommandError,
-    logging,
+    logging, snapshot_kinds,
     style::{Style, TerminalText},
 };
+use snapshots::SnapshotObjects;
 use summary::{IntentState, JournalShard, OrphanCount, StatusObjects};
 
 /// Objects per page of a list.
@@ -142,6 +145,14 @@ async fn list_objects(
         events: list_kind::<Event>(cluster, "events", &warnings, &mut forbidden).await?,
         ..StatusObjects::default()
     };
+    let served = serves_snapshots(&cluster.client).await;
+    if served.map_err(|error| list_error(cluster, snapshot_kinds::API_VERSION, &error))? {
+        objects.snapshots = SnapshotObjects {
+            snapshots: list_kind(cluster, "volumesnapshots", &all, &mut forbidden).await?,
+            contents: list_kind(cluster, "volumesnapshotcontents", &all, &mut forbidden).await?,
+            classes: list_kind(cluster, "volumesnapshotclasses", &all, &mut forbidden).await?,
+        };
+    }
     let reports = report_scope.api(cluster.client.clone());
     for map in list_pages(cluster, &reports, "configmaps", &report::list_parameters(), &mut forbidden).await?
     {
@@ -156,6 +167,17 @@ async fn list_objects(
     }
     objects.forbidden = forbidden;
     Ok(objects)
+}
+
+/// Returns `true` if the API server serves the kinds of snapshots, which are custom resources. A list does not
+/// tell: to a user with few permissions, kube-apiserver responds with 403 also if the kind does not exist.
+async fn serves_snapshots(client: &kube::Client) -> Result<bool, kube::Error> {
+    match client.list_api_group_resources(snapshot_kinds::API_VERSION).await {
+        Err(kube::Error::Api(status)) if status.code == 404 => Ok(false),
+        // A user without the role system:discovery.
+        Err(kube::Error::Api(status)) if status.code == 403 => Ok(true),
+        result => result.map(|_| true),
+    }
 }
 
 /// Driver and number of orphans of a report; absent if this version cannot read it.
@@ -189,6 +211,10 @@ fn read_journal_shard(map: &ConfigMap) -> Option<JournalShard> {
         }
     }
     Some(shard)
+}
+
+fn list_error(cluster: &ClusterConnection, resource: &'static str, error: &kube::Error) -> StatusError {
+    StatusError::List { resource, api: cluster.api_description(), problem: one_line(error) }
 }
 
 /// Lists all objects of a kind; see [`list_pages`].
@@ -232,13 +258,7 @@ where
                 parameters.continue_token = None;
                 continue;
             }
-            Err(error) => {
-                return Err(StatusError::List {
-                    resource,
-                    api: cluster.api_description(),
-                    problem: one_line(&error),
-                });
-            }
+            Err(error) => return Err(list_error(cluster, resource, &error)),
         };
         objects.extend(page.items);
         match page.metadata.continue_.filter(|token| !token.is_empty()) {

@@ -12,12 +12,15 @@ use k8s_openapi::{
         core::v1::{Event, PersistentVolume, PersistentVolumeClaim, PersistentVolumeClaimCondition},
         storage::v1::{CSIDriver, CSINode, StorageClass, VolumeAttachment, VolumeError},
     },
-    apimachinery::pkg::{
-        api::resource::Quantity as Amount,
-        apis::meta::v1::{ObjectMeta, Time},
-    },
+    apimachinery::pkg::{api::resource::Quantity as Amount, apis::meta::v1::ObjectMeta},
 };
 use serde::Serialize;
+
+use super::{
+    metadata::{by_name, finalizers_text, timestamp_or_epoch},
+    snapshots::{SnapshotLookup, SnapshotObjects, SnapshotOperation, SnapshotState},
+};
+use crate::snapshot_kinds::{VolumeSnapshot, VolumeSnapshotContent};
 
 /// Maximum number of errors per driver; the newest are shown.
 const MAX_ERRORS: usize = 5;
@@ -33,6 +36,8 @@ pub(super) struct StatusObjects {
     pub(super) claims: Vec<PersistentVolumeClaim>,
     pub(super) volumes: Vec<PersistentVolume>,
     pub(super) attachments: Vec<VolumeAttachment>,
+    /// Empty if the cluster does not serve the kinds of snapshots.
+    pub(super) snapshots: SnapshotObjects,
     /// Events of type Warning.
     pub(super) events: Vec<Event>,
     /// Numbers of orphans with their driver, from the reports.
@@ -99,6 +104,10 @@ pub(super) struct DriverStatus {
     pub(super) volumes: BTreeMap<&'static str, usize>,
     /// Number of VolumeAttachments by state: `attaching`, `attached` or `detaching`.
     pub(super) attachments: BTreeMap<&'static str, usize>,
+    /// Number of VolumeSnapshots by state: `ready`, `pending` or `deleting`.
+    pub(super) snapshots: BTreeMap<&'static str, usize>,
+    /// Number of VolumeSnapshotContents by state: `ready`, `pending`, `released` or `deleting`.
+    pub(super) snapshot_contents: BTreeMap<&'static str, usize>,
     /// Waiting operations by name, such as `provision`, `attach` or `delete`.
     pub(super) waiting: BTreeMap<&'static str, WaitingSummary>,
     /// Objects with a waiting operation whose age is at least that of `--stuck-after`, that has no recorded
@@ -202,10 +211,6 @@ struct PendingOperation {
     permanent: bool,
 }
 
-fn timestamp_or_epoch(time: Option<&Time>) -> Timestamp {
-    time.map_or(Timestamp::UNIX_EPOCH, |time| time.0)
-}
-
 fn seconds_since(since: Timestamp, now: Timestamp) -> i64 {
     now.duration_since(since).as_secs().max(0)
 }
@@ -220,6 +225,7 @@ struct StatusBuilder<'a> {
     volumes: HashMap<&'a str, &'a PersistentVolume>,
     classes: HashMap<&'a str, &'a StorageClass>,
     nodes: HashMap<&'a str, &'a CSINode>,
+    snapshots: SnapshotLookup<'a>,
     /// The newest warning of an object, by uid.
     warnings: HashMap<&'a str, (Timestamp, &'a Event)>,
     drivers: BTreeMap<Option<String>, DriverStatus>,
@@ -240,6 +246,12 @@ impl ClusterStatus {
         }
         for attachment in &objects.attachments {
             builder.add_attachment(attachment);
+        }
+        for snapshot in &objects.snapshots.snapshots {
+            builder.add_snapshot(snapshot);
+        }
+        for content in &objects.snapshots.contents {
+            builder.add_snapshot_content(content);
         }
         for shard in &objects.journals {
             builder.add_journal(shard, now);
@@ -263,6 +275,7 @@ impl<'a> StatusBuilder<'a> {
             volumes: by_name(&objects.volumes, |object| &object.metadata),
             classes: by_name(&objects.classes, |object| &object.metadata),
             nodes: by_name(&objects.nodes, |object| &object.metadata),
+            snapshots: SnapshotLookup::new(&objects.snapshots, &objects.claims, &objects.forbidden),
             warnings,
             drivers: BTreeMap::new(),
             pending: Vec::new(),
@@ -467,6 +480,48 @@ impl<'a> StatusBuilder<'a> {
         self.add_warning(driver, object, &attachment.metadata);
     }
 
+    fn add_snapshot(&mut self, snapshot: &'a VolumeSnapshot) {
+        let claim = self.snapshots.claim_of(snapshot);
+        let driver = self.snapshots.driver_of(snapshot).or_else(|| self.driver_of(claim?));
+        let object = reported_object("VolumeSnapshot", &snapshot.metadata);
+        let SnapshotState { state, operation, error } = self.snapshots.snapshot_state(snapshot, claim);
+        *self.driver_status(driver.as_deref()).snapshots.entry(state).or_default() += 1;
+        self.add_snapshot_details(driver, object, &snapshot.metadata, (operation, error));
+    }
+
+    fn add_snapshot_content(&mut self, content: &'a VolumeSnapshotContent) {
+        let driver = Some(content.spec.driver.clone());
+        let object = reported_object("VolumeSnapshotContent", &content.metadata);
+        let SnapshotState { state, operation, error } = self.snapshots.content_state(content);
+        *self.driver_status(driver.as_deref()).snapshot_contents.entry(state).or_default() += 1;
+        self.add_snapshot_details(driver, object, &content.metadata, (operation, error));
+    }
+
+    /// Adds the waiting operation, the error and the newest warning of a VolumeSnapshot or its content.
+    fn add_snapshot_details(
+        &mut self,
+        driver: Option<String>,
+        object: ReportedObject,
+        metadata: &'a ObjectMeta,
+        (operation, error): (Option<SnapshotOperation>, Option<(Timestamp, String)>),
+    ) {
+        if let Some(SnapshotOperation { operation, since, reason }) = operation {
+            let pending = PendingOperation {
+                object: object.clone(),
+                operation,
+                since: Some(since),
+                reason,
+                permanent: false,
+            };
+            self.pending.push((driver.clone(), pending));
+        }
+        if let Some((time, message)) = error {
+            let error = LastError { object: object.clone(), time, message };
+            self.driver_status(driver.as_deref()).errors.push(error);
+        }
+        self.add_warning(driver, object, metadata);
+    }
+
     /// Adds the intents of a journal's ConfigMap. An intent whose claim is deleted is a waiting operation: no
     /// object stands for its volume.
     fn add_journal(&mut self, shard: &JournalShard, now: Timestamp) {
@@ -584,11 +639,6 @@ impl<'a> StatusBuilder<'a> {
     }
 }
 
-fn by_name<K>(objects: &[K], metadata: impl Fn(&K) -> &ObjectMeta) -> HashMap<&str, &K> {
-    let named = objects.iter().filter_map(|object| Some((metadata(object).name.as_deref()?, object)));
-    named.collect()
-}
-
 fn reported_object(kind: &'static str, metadata: &ObjectMeta) -> ReportedObject {
     let name = metadata.name.clone().unwrap_or_default();
     ReportedObject { kind, namespace: metadata.namespace.clone(), name }
@@ -669,12 +719,6 @@ fn oldest_transition(claim: &PersistentVolumeClaim, kinds: &[&str], created: Tim
 
 fn condition_message(condition: &PersistentVolumeClaimCondition) -> Option<String> {
     condition.message.clone().filter(|message| !message.is_empty())
-}
-
-/// Finalizers that delay the deletion of an object.
-fn finalizers_text(metadata: &ObjectMeta) -> Option<String> {
-    let finalizers = metadata.finalizers.as_ref().filter(|finalizers| !finalizers.is_empty())?;
-    Some(format!("waiting for finalizers {}", finalizers.join(", ")))
 }
 
 fn volume_error_message(error: &VolumeError) -> Option<String> {

@@ -37,6 +37,8 @@ fn object_text(object: &ReportedObject) -> String {
         "PersistentVolumeClaim" => "claim",
         "PersistentVolume" => "volume",
         "VolumeAttachment" => "attachment",
+        "VolumeSnapshot" => "snapshot",
+        "VolumeSnapshotContent" => "snapshot content",
         other => other,
     };
     match &object.namespace {
@@ -49,7 +51,9 @@ fn object_text(object: &ReportedObject) -> String {
 pub(super) fn format_status(status: &ClusterStatus, now: jiff::Timestamp, style: Style) -> TerminalText {
     let mut text = TerminalText::default();
     if status.drivers.is_empty() {
-        text.push_line("no storage: there is no CSI driver, no claim, no volume and no attachment");
+        text.push_line(
+            "no storage: there is no CSI driver, no claim, no volume, no attachment and no snapshot",
+        );
     }
     for (index, driver) in status.drivers.iter().enumerate() {
         if index > 0 {
@@ -75,9 +79,13 @@ fn write_driver(text: &mut TerminalText, status: &DriverStatus, now: jiff::Times
     text.push_line(title);
     let mut table = TextTable::without_header().indented("  ").with_min_width(LABEL_WIDTH);
     let mut push = |label: &str, value: TerminalText| table.push([TerminalText::from(label), value]);
-    for (what, counts) in
-        [("claims", &status.claims), ("volumes", &status.volumes), ("attachments", &status.attachments)]
-    {
+    for (what, counts) in [
+        ("claims", &status.claims),
+        ("volumes", &status.volumes),
+        ("attachments", &status.attachments),
+        ("snapshots", &status.snapshots),
+        ("contents", &status.snapshot_contents),
+    ] {
         if !counts.is_empty() {
             let counts = counts
                 .iter()
@@ -159,7 +167,7 @@ fn driver_facts(status: &DriverStatus, style: Style) -> Vec<TerminalText> {
 /// Colour of a state.
 fn state_colour(state: &str) -> Colour {
     match state {
-        "bound" | "attached" | "available" => Colour::Green,
+        "bound" | "attached" | "available" | "ready" => Colour::Green,
         "lost" | "failed" => Colour::Red,
         "waiting for a pod" => Colour::Default,
         _ => Colour::Yellow,

@@ -4,6 +4,7 @@ use cofferdam_domain::text::is_control_or_format;
 use serde_json::{Value, json};
 
 use super::{
+    snapshots::SnapshotObjects,
     summary::{ClusterStatus, IntentState, JournalShard, OrphanCount, StatusObjects},
     table,
 };
@@ -184,6 +185,7 @@ fn cluster() -> StatusObjects {
         ])),
         orphans: vec![("pool.example.com".to_owned(), orphan_count("storage", 2))],
         journals: Vec::new(),
+        snapshots: SnapshotObjects::default(),
         forbidden: Vec::new(),
     }
 }
@@ -375,6 +377,176 @@ fn a_stuck_attachment_shows_its_missing_prerequisite() {
     }
 }
 
+#[tokio::test]
+async fn the_kinds_of_snapshots_are_listed_only_if_the_api_server_serves_them() {
+    let respond = |code: u16, body: &'static str| {
+        let service = tower::service_fn(move |request: http::Request<kube::client::Body>| async move {
+            assert_eq!(request.uri().path(), "/apis/snapshot.storage.k8s.io/v1");
+            http::Response::builder().status(code).body(kube::client::Body::from(body.as_bytes().to_vec()))
+        });
+        kube::Client::new(service, "default")
+    };
+    let found =
+        r#"{"kind": "APIResourceList", "groupVersion": "snapshot.storage.k8s.io/v1", "resources": []}"#;
+    let served = async |code, body| super::serves_snapshots(&respond(code, body)).await;
+    assert!(served(200, found).await.unwrap());
+    // kube-apiserver's response without the CustomResourceDefinitions
+    assert!(!served(404, "404 page not found\n").await.unwrap());
+    assert!(served(403, r#"{"kind": "Status", "code": 403, "reason": "Forbidden"}"#).await.unwrap());
+    assert!(served(500, "broken").await.is_err());
+}
+
+/// A VolumeSnapshot of the claim `shop/CLAIM`.
+fn snapshot(name: &str, claim: &str, status: Value) -> Value {
+    json!({
+        "metadata": {
+            "namespace": "shop", "name": name, "uid": name, "creationTimestamp": "2026-06-03T10:30:00Z",
+        },
+        "spec": {"volumeSnapshotClassName": "fast", "source": {"persistentVolumeClaimName": claim}},
+        "status": status,
+    })
+}
+
+/// The VolumeSnapshotContent of a VolumeSnapshot with the UID `snapshot`.
+fn snapshot_content(name: &str, snapshot: &str, status: Value) -> Value {
+    json!({
+        "metadata": {"name": name, "uid": name, "creationTimestamp": "2026-06-03T10:30:00Z"},
+        "spec": {"driver": "array.example.com", "deletionPolicy": "Delete", "source": {"volumeHandle": "h"},
+                 "volumeSnapshotRef": {"namespace": "shop", "name": snapshot, "uid": snapshot}},
+        "status": status,
+    })
+}
+
+fn snapshot_objects(snapshots: Value, contents: Value) -> SnapshotObjects {
+    SnapshotObjects {
+        snapshots: parse_list(snapshots),
+        contents: parse_list(contents),
+        classes: parse_list(json!([{"metadata": {"name": "fast"}, "driver": "array.example.com"}])),
+    }
+}
+
+#[test]
+fn snapshots_are_counted_by_state_with_their_contents() {
+    let ready = json!({"readyToUse": true, "boundVolumeSnapshotContentName": "c-1"});
+    let mut deleting = snapshot("s-3", "a", json!({"boundVolumeSnapshotContentName": "c-3"}));
+    deleting["metadata"]["deletionTimestamp"] = json!("2026-06-03T11:00:00Z");
+    let mut deleting_content = snapshot_content(
+        "c-3",
+        "s-3",
+        json!({"error": {"message": "the array is busy", "time": "2026-06-03T11:58:00Z"}}),
+    );
+    deleting_content["metadata"]["deletionTimestamp"] = json!("2026-06-03T11:00:00Z");
+    let objects = StatusObjects {
+        snapshots: snapshot_objects(
+            json!([snapshot("s-1", "a", ready), snapshot("s-2", "b", json!({})), deleting]),
+            json!([
+                snapshot_content("c-1", "s-1", json!({"readyToUse": true})),
+                deleting_content,
+                snapshot_content("c-4", "deleted", json!({"readyToUse": true})),
+            ]),
+        ),
+        ..cluster()
+    };
+    let shown = show(&objects);
+    for expected in [
+        "  snapshots    1 deleting, 1 pending, 1 ready\n",
+        "  contents     1 deleting, 1 ready, 1 released\n",
+        "1 to snapshot (oldest 1h30m)",
+        "snapshot shop/s-2: to snapshot for 1h30m: PersistentVolumeClaim b is not Bound\n",
+        "snapshot shop/s-3: to delete for 1h0m: the array is busy\n",
+        "snapshot content c-3: to delete for 1h0m: the array is busy\n",
+        "2m0s ago, snapshot content c-3: the array is busy\n",
+    ] {
+        assert!(shown.contains(expected), "{expected}\n{shown}");
+    }
+    let status = json!(ClusterStatus::from_objects(&objects, now(), HOUR));
+    assert_eq!(
+        status.pointer("/drivers/0/snapshots"),
+        Some(&json!({"ready": 1, "pending": 1, "deleting": 1}))
+    );
+    assert_eq!(
+        status.pointer("/drivers/0/snapshotContents"),
+        Some(&json!({"ready": 1, "released": 1, "deleting": 1}))
+    );
+    // Without the VolumeSnapshots, it is unknown which of them are deleted.
+    let mut objects = objects;
+    objects.snapshots.snapshots.clear();
+    objects.forbidden = vec!["volumesnapshots"];
+    let shown = show(&objects);
+    assert!(
+        shown.contains("  contents     1 deleting, 2 ready\n") && !shown.contains("  snapshots"),
+        "{shown}"
+    );
+    // The kinds are not installed.
+    let shown = show(&cluster());
+    assert!(!shown.contains("snapshots") && !shown.contains("contents"), "{shown}");
+}
+
+#[test]
+fn a_stuck_snapshot_shows_its_reason_and_belongs_to_a_driver() {
+    let failure = |message: &str| json!({"message": message, "time": "2026-06-03T11:59:00Z"});
+    let bound = |error: Value| json!({"boundVolumeSnapshotContentName": "c", "error": error});
+    let content = |error: Value| json!([snapshot_content("c", "s", json!({"error": error}))]);
+    let with_class = |class: Value, claim: &str| {
+        let mut snapshot = snapshot("s", claim, json!({}));
+        snapshot["spec"]["volumeSnapshotClassName"] = class;
+        snapshot
+    };
+    let mut existing = snapshot("s", "", json!({}));
+    existing["spec"]["source"] = json!({"volumeSnapshotContentName": "c"});
+    let none = || json!([]);
+    let array = Some("array.example.com");
+    let pool = Some("pool.example.com");
+    let rows = [
+        (snapshot("s", "a", json!({})), none(), vec![], array, "no reason reported"),
+        (
+            snapshot("s", "a", bound(failure("it is busy"))),
+            content(failure("no space")),
+            vec![],
+            array,
+            "it is busy",
+        ),
+        (snapshot("s", "a", bound(Value::Null)), content(failure("no space")), vec![], array, "no space"),
+        (
+            snapshot("s", "a", bound(Value::Null)),
+            none(),
+            vec![],
+            array,
+            "VolumeSnapshotContent c does not exist",
+        ),
+        (
+            snapshot("s", "a", bound(Value::Null)),
+            none(),
+            vec!["volumesnapshotcontents"],
+            array,
+            "no reason reported",
+        ),
+        (existing.clone(), none(), vec![], array, "VolumeSnapshotContent c does not exist"),
+        (existing, content(Value::Null), vec![], array, "no reason reported"),
+        (snapshot("s", "b", json!({})), none(), vec![], array, "PersistentVolumeClaim b is not Bound"),
+        (snapshot("s", "x", json!({})), none(), vec![], array, "PersistentVolumeClaim x does not exist"),
+        (snapshot("s", "x", json!({})), none(), vec!["persistentvolumeclaims"], array, "no reason reported"),
+        // Without a class, the driver is that of the claim's volume.
+        (with_class(Value::Null, "p"), none(), vec![], pool, "no reason reported"),
+        (with_class(json!("gone"), "p"), none(), vec![], pool, "VolumeSnapshotClass gone does not exist"),
+        (with_class(json!("gone"), "p"), none(), vec!["volumesnapshotclasses"], pool, "no reason reported"),
+    ];
+    for (snapshot, contents, forbidden, driver, reason) in rows {
+        let mut objects =
+            StatusObjects { snapshots: snapshot_objects(json!([snapshot]), contents), ..cluster() };
+        let created = "2026-06-03T09:00:00Z";
+        let claim = claim("p", created, json!({"volumeName": "pv-3"}), json!({"phase": "Bound"}));
+        objects.claims.extend(parse_list(json!([claim])));
+        objects.forbidden = forbidden.clone();
+        let status = ClusterStatus::from_objects(&objects, now(), HOUR);
+        let found = status.drivers.iter().find_map(|driver| {
+            let stuck = driver.stuck.iter().find(|stuck| stuck.object.kind == "VolumeSnapshot")?;
+            Some((driver.driver.as_deref(), stuck.reason.as_str()))
+        });
+        assert_eq!(found, Some((driver, reason)), "{snapshot} {forbidden:?}");
+    }
+}
+
 #[test]
 fn an_empty_cluster_and_forbidden_kinds_are_reported() {
     assert!(show(&StatusObjects::default()).starts_with("no storage"));
@@ -417,6 +589,11 @@ fn no_text_of_an_object_reaches_the_terminal_unescaped() {
     deleting["metadata"]["namespace"] = json!(hostile);
     deleting["metadata"]["deletionTimestamp"] = json!("2026-06-03T10:30:00Z");
     deleting["metadata"]["finalizers"] = json!([hostile]);
+    let hostile_error = json!({"error": {"message": hostile, "time": "2026-06-03T11:50:00Z"}});
+    let mut hostile_snapshot = snapshot(hostile, hostile, hostile_error.clone());
+    hostile_snapshot["spec"]["volumeSnapshotClassName"] = json!(hostile);
+    let mut hostile_content = snapshot_content(hostile, hostile, hostile_error);
+    hostile_content["spec"]["driver"] = json!(hostile);
     let objects = StatusObjects {
         drivers: parse_list(json!([{"metadata": {"name": hostile}, "spec": {}}])),
         nodes: parse_list(json!([{"metadata": {"name": hostile}, "spec": {"drivers": [
@@ -434,6 +611,11 @@ fn no_text_of_an_object_reaches_the_terminal_unescaped() {
         ])),
         volumes: parse_list(json!([driver])),
         attachments: parse_list(json!([detaching])),
+        snapshots: SnapshotObjects {
+            snapshots: parse_list(json!([hostile_snapshot])),
+            contents: parse_list(json!([hostile_content])),
+            classes: parse_list(json!([{"metadata": {"name": hostile}, "driver": hostile}])),
+        },
         events: parse_list(json!([
             {"metadata": {}, "involvedObject": {"uid": "a"}, "type": "Warning",
              "reason": hostile, "message": hostile, "lastTimestamp": "2026-06-03T11:55:00Z"},
