@@ -69,8 +69,8 @@ pub(crate) struct DevFlags {
     #[command(flatten)]
     pub(crate) settings: SettingFlags<DevSelection>,
 
-    /// Provision a volume, mount it in a pod, expand it, move the pod to another node, delete both, and exit:
-    /// 0 if every step succeeded, else 1
+    /// Provision a volume, mount it in a pod, expand it, snapshot, restore and clone it, move the pod to
+    /// another node, delete everything, and exit: 0 if every step succeeded, else 1
     #[arg(long)]
     pub(crate) demo: bool,
 

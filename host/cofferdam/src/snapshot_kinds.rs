@@ -3,7 +3,10 @@
 
 use k8s_openapi::{
     ClusterResourceScope, NamespaceResourceScope,
-    apimachinery::pkg::apis::meta::v1::{ObjectMeta, Time},
+    apimachinery::pkg::{
+        api::resource::Quantity,
+        apis::meta::v1::{ObjectMeta, Time},
+    },
 };
 use serde::Deserialize;
 
@@ -44,6 +47,7 @@ pub(crate) struct VolumeSnapshotSource {
 pub(crate) struct VolumeSnapshotStatus {
     pub(crate) bound_volume_snapshot_content_name: Option<String>,
     pub(crate) ready_to_use: Option<bool>,
+    pub(crate) restore_size: Option<Quantity>,
     pub(crate) error: Option<SnapshotFailure>,
 }
 
@@ -84,6 +88,7 @@ pub(crate) struct VolumeSnapshotRef {
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(default, rename_all = "camelCase")]
 pub(crate) struct VolumeSnapshotContentStatus {
+    pub(crate) snapshot_handle: Option<String>,
     pub(crate) ready_to_use: Option<bool>,
     pub(crate) error: Option<SnapshotFailure>,
 }

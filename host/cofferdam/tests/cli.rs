@@ -322,7 +322,17 @@ fn the_dev_demo_succeeds() {
     let expected_lines = [
         "sees the pod Running on node-1",
         "sees demo with 2Gi",
+        "writes no data, because mounts are only recorded: compares what the driver returns",
+        "sees the snapshot ready, 2Gi",
+        "compares the driver's snapshot: snap-snapshot-",
+        "sees restored Bound to pvc-",
+        "compares the driver's volume of restored: 2147483648 bytes, source-snapshot=snap-snapshot-",
+        "sees cloned Bound to pvc-",
+        "compares the driver's volume of cloned: 2147483648 bytes, source-volume=mem-pvc-",
+        "finds no copy and no snapshot",
+        "cordons node-1 and recreates the pod",
         "sees the pod Running on node-2",
+        "finds no entry of the volume in the driver's state; other entries: nothing",
         "finds nothing mounted and nothing attached",
         "demo: succeeded",
     ];
@@ -351,9 +361,89 @@ fn pods_of_a_node_local_driver_run_on_its_node() {
         let stdout = String::from_utf8_lossy(&output.stdout);
         assert_eq!(output.status.code(), Some(0), "{stdout}{}", String::from_utf8_lossy(&output.stderr));
         assert!(stdout.contains(&format!("sees the pod Running on {node}")), "{stdout}");
-        let names = fs::read_dir(&pool).unwrap().map(|entry| entry.unwrap().file_name());
-        assert_eq!(names.collect::<Vec<_>>(), [".lock"], "the pool is empty again");
+        assert!(stdout.contains("finds no copy and no snapshot"), "{stdout}");
+        assert_eq!(file_names(&pool), [".lock"], "the pool is empty again");
     }
+}
+
+/// Names of the files in a directory.
+fn file_names(directory: &Path) -> Vec<String> {
+    let names = fs::read_dir(directory).unwrap().map(|entry| entry.unwrap().file_name());
+    names.map(|name| name.into_string().unwrap()).collect()
+}
+
+/// Without CAP_SYS_ADMIN, the program runs as root of a new user namespace and a new mount namespace.
+#[cfg(target_os = "linux")]
+#[test]
+fn copies_of_a_mounted_volume_have_the_data_of_their_source() {
+    let scratch = TestDirectory::new("real-demo");
+    let pool = scratch.0.join("pool");
+    fs::create_dir(&pool).unwrap();
+    let config = scratch.file("pool.toml", format!("[backend.pool.pool]\ndirectory = {pool:?}\n"));
+    let arguments = ["dev", "--demo", "--real-mounts", "--config", &config];
+    let mut command = cofferdam(&scratch, &arguments);
+    if !can_mount() {
+        let mut unshare = Command::new("unshare");
+        unshare.args(["--user", "--map-root-user", "--mount", env!("CARGO_BIN_EXE_cofferdam")]);
+        unshare.args(arguments).env("HOME", &scratch.0).env("TMPDIR", &scratch.0);
+        unshare.env_remove("XDG_RUNTIME_DIR").stdin(Stdio::null());
+        command = unshare;
+    }
+    let output = command.output().unwrap();
+    let stdout = String::from_utf8_lossy(&output.stdout);
+    assert_eq!(output.status.code(), Some(0), "{stdout}{}", String::from_utf8_lossy(&output.stderr));
+    let expected_lines = [
+        "writes \"written before the snapshot\" to the volume",
+        "sees the snapshot ready, 2Gi",
+        "writes \"changed after the snapshot\" to the volume",
+        "reads \"written before the snapshot\" from restored",
+        "reads \"changed after the snapshot\" from cloned",
+        "finds no copy and no snapshot",
+        "demo: succeeded",
+    ];
+    let mut rest = &*stdout;
+    for line in expected_lines {
+        assert!(rest.contains(line), "{line:?} in its place in\n{stdout}");
+        rest = rest.split_once(line).unwrap().1;
+    }
+    assert_eq!(file_names(&pool), [".lock"], "the pool is empty again");
+    assert_eq!(leftover_files(&scratch), [""; 0]);
+}
+
+/// Returns true if this process has CAP_SYS_ADMIN, which root in a container may lack.
+#[cfg(target_os = "linux")]
+fn can_mount() -> bool {
+    let status = fs::read_to_string("/proc/self/status").unwrap();
+    let line = status.lines().find_map(|line| line.strip_prefix("CapEff:")).unwrap();
+    let capabilities = u64::from_str_radix(line.trim(), 16).unwrap();
+    // CAP_SYS_ADMIN
+    capabilities & (1 << 21) != 0
+}
+
+#[test]
+fn the_demo_fails_if_the_driver_does_not_return_the_snapshot() {
+    let scratch = TestDirectory::new("lost-snapshot");
+    let settings = "[backend.memory.settings]\nerrors = \"get-snapshot:not-found:always\"\n";
+    let config = scratch.file("memory.toml", settings);
+    let output = run(&scratch, &["dev", "--demo", "--config", &config, "--nodes", "0"]);
+    let stderr = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(1), "{stderr}");
+    assert!(stderr.contains("the demo failed: the driver's GetSnapshot: NotFound"), "{stderr}");
+}
+
+#[test]
+fn the_demo_takes_no_snapshot_without_its_roles() {
+    let scratch = TestDirectory::new("no-snapshots");
+    let roles = "provisioner,pv-controller,protection,snapshotter";
+    let output = run(&scratch, &["dev", "--demo", "--nodes", "0", "--role", roles]);
+    let stdout = String::from_utf8_lossy(&output.stdout);
+    assert_eq!(output.status.code(), Some(0), "{stdout}{}", String::from_utf8_lossy(&output.stderr));
+    let skipped = "takes no snapshot: expected the roles snapshot-controller and snapshotter";
+    assert!(stdout.contains(skipped), "{stdout}");
+    assert!(
+        stdout.contains("compares the driver's volume of cloned: ") && !stdout.contains("restored"),
+        "{stdout}"
+    );
 }
 
 #[test]
@@ -363,7 +453,14 @@ fn the_dev_demo_runs_with_a_vendor_component() {
     let output = run(&scratch, &["dev", "--demo", "--backend", &file]);
     let stdout = String::from_utf8_lossy(&output.stdout);
     assert_eq!(output.status.code(), Some(0), "{stdout}{}", String::from_utf8_lossy(&output.stderr));
-    assert!(stdout.contains("sees the pod Running on node-2"), "{stdout}");
+    for line in [
+        "requests no larger size: the driver does not support expansion",
+        "takes no snapshot: the driver does not support snapshots",
+        "clones no volume: the driver does not support it",
+        "sees the pod Running on node-2",
+    ] {
+        assert!(stdout.contains(line), "{line:?} in\n{stdout}");
+    }
 }
 
 #[test]
@@ -373,6 +470,8 @@ fn dev_without_nodes_runs_the_api_and_controllers() {
     let stdout = String::from_utf8_lossy(&output.stdout);
     assert_eq!(output.status.code(), Some(0), "{stdout}");
     assert!(stdout.contains("demo: succeeded") && !stdout.contains("Pod demo"), "{stdout}");
+    assert!(stdout.contains("writes no data, because no pod mounts the volume: "), "{stdout}");
+    assert!(stdout.contains("finds no copy and no snapshot"), "{stdout}");
 }
 
 /// Starts a process with piped stdout and stderr; returns it with the lines of its stdout.

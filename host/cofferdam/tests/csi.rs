@@ -2,7 +2,7 @@
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking, also in what its functions share")]
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, BTreeSet},
     path::PathBuf,
     process::{Command, Stdio},
     sync::{Arc, Mutex},
@@ -23,10 +23,14 @@ const NAME: &str = "existing.example";
 
 type Answer<T> = Result<Response<T>, Status>;
 
-/// Sizes in bytes of the driver's volumes by name. Names and passwords of the create requests, in order.
+/// Sizes in bytes of the driver's volumes by name, and its snapshots. Names and passwords of the create
+/// requests, in order.
 #[derive(Default)]
 struct TestDriverState {
+    /// Set if the driver takes snapshots, restores them and clones volumes. The copies have no data.
+    makes_empty_copies: bool,
     volumes: BTreeMap<String, i64>,
+    snapshots: BTreeSet<String>,
     created: Vec<String>,
     passwords: Vec<Option<String>>,
 }
@@ -70,9 +74,39 @@ impl Controller for TestCsiDriver {
         _: Request<v1::ControllerGetCapabilitiesRequest>,
     ) -> Answer<v1::ControllerGetCapabilitiesResponse> {
         use v1::controller_service_capability::{Rpc, Type, rpc};
-        let rpc = Rpc { r#type: rpc::Type::CreateDeleteVolume.into() };
-        let capabilities = vec![v1::ControllerServiceCapability { r#type: Some(Type::Rpc(rpc)) }];
+        let mut kinds = vec![rpc::Type::CreateDeleteVolume];
+        if self.0.lock().unwrap().makes_empty_copies {
+            kinds.extend([rpc::Type::CreateDeleteSnapshot, rpc::Type::CloneVolume]);
+        }
+        let capability = |kind: rpc::Type| v1::ControllerServiceCapability {
+            r#type: Some(Type::Rpc(Rpc { r#type: kind.into() })),
+        };
+        let capabilities = kinds.into_iter().map(capability).collect();
         Ok(Response::new(v1::ControllerGetCapabilitiesResponse { capabilities }))
+    }
+
+    async fn create_snapshot(
+        &self,
+        request: Request<v1::CreateSnapshotRequest>,
+    ) -> Answer<v1::CreateSnapshotResponse> {
+        let request = request.into_inner();
+        self.0.lock().unwrap().snapshots.insert(request.name.clone());
+        let snapshot = v1::Snapshot {
+            snapshot_id: request.name,
+            source_volume_id: request.source_volume_id,
+            creation_time: Some(std::time::SystemTime::now().into()),
+            ready_to_use: true,
+            ..v1::Snapshot::default()
+        };
+        Ok(Response::new(v1::CreateSnapshotResponse { snapshot: Some(snapshot) }))
+    }
+
+    async fn delete_snapshot(
+        &self,
+        request: Request<v1::DeleteSnapshotRequest>,
+    ) -> Answer<v1::DeleteSnapshotResponse> {
+        self.0.lock().unwrap().snapshots.remove(&request.into_inner().snapshot_id);
+        Ok(Response::new(v1::DeleteSnapshotResponse {}))
     }
 
     async fn create_volume(
@@ -85,7 +119,12 @@ impl Controller for TestCsiDriver {
         store.created.push(request.name.clone());
         store.passwords.push(request.secrets.get("password").cloned());
         store.volumes.insert(request.name.clone(), capacity_bytes);
-        let volume = v1::Volume { capacity_bytes, volume_id: request.name, ..v1::Volume::default() };
+        let volume = v1::Volume {
+            capacity_bytes,
+            volume_id: request.name,
+            content_source: request.volume_content_source,
+            ..v1::Volume::default()
+        };
         Ok(Response::new(v1::CreateVolumeResponse { volume: Some(volume) }))
     }
 
@@ -125,7 +164,7 @@ impl Node for TestCsiDriver {
         &self,
         request: Request<v1::NodeUnpublishVolumeRequest>,
     ) -> Answer<v1::NodeUnpublishVolumeResponse> {
-        std::fs::remove_dir(request.into_inner().target_path)?;
+        std::fs::remove_dir_all(request.into_inner().target_path)?;
         Ok(Response::new(v1::NodeUnpublishVolumeResponse {}))
     }
 }
@@ -207,6 +246,37 @@ async fn a_csi_driver_with_a_node_service_runs_on_one_node_in_dev() {
         assert!(text.contains(expected), "{expected:?} in\n{text}");
     }
     assert!(!text.contains("recorded"), "{text}");
+}
+
+#[tokio::test]
+async fn a_demo_copies_volumes_of_a_csi_driver() {
+    let running = RunningCsiDriver::start();
+    running.driver.0.lock().unwrap().makes_empty_copies = true;
+    let address = format!("unix://{}", running.socket().display());
+    let (code, text) = running.cofferdam(&["dev", "--demo", "--csi", &address]).await;
+    assert_eq!(code, Some(0), "{text}");
+    for expected in [
+        "writes no data, because no pod mounts the volume: ",
+        "compares no snapshot: the driver does not return any",
+        "sees restored Bound to pvc-",
+        "sees cloned Bound to pvc-",
+        "finds no copy and no snapshot",
+    ] {
+        assert!(text.contains(expected), "{expected:?} in\n{text}");
+    }
+    let state = running.driver.0.lock().unwrap();
+    assert_eq!((state.created.len(), state.volumes.len(), state.snapshots.len()), (3, 0, 0));
+}
+
+#[tokio::test]
+async fn a_demo_fails_if_a_copy_of_a_volume_has_no_data() {
+    let running = RunningCsiDriver::with_node_service(true);
+    running.driver.0.lock().unwrap().makes_empty_copies = true;
+    let address = format!("unix://{}", running.socket().display());
+    let (code, text) = running.cofferdam(&["dev", "--demo", "--csi", &address]).await;
+    assert_eq!(code, Some(1), "{text}");
+    let failure = text.lines().find(|line| line.contains("the demo failed: cannot read ")).unwrap();
+    assert!(failure.contains("/mount/demo.txt: No such file or directory"), "{failure}");
 }
 
 #[tokio::test]

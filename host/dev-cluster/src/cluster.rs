@@ -16,7 +16,7 @@ use cofferdam_csi::{
     server::{Server, ServerMetrics, ServerOptions, ServerSocket, SocketError, SocketOptions},
     v1::{identity_server::IdentityServer, node_server::NodeServer},
 };
-use cofferdam_domain::{NodeName, names};
+use cofferdam_domain::{NodeName, Uid, VolumeName, names};
 use cofferdam_fake_host::{FakeHost, FakeMounter, SharedDisks};
 use cofferdam_node::{
     ConnectionKind, DriverManifest, KubeletRoots, Mounter, NodeIdentity, NodePolicy, NodeService,
@@ -168,6 +168,12 @@ impl NodesView {
         for (kubelet, ..) in &self.nodes {
             kubelet.wait_until_unmounted().await;
         }
+    }
+
+    /// The path on this machine at which a node has published a PersistentVolume for a pod. `None` if no node
+    /// has, and if the node's mounts are recorded.
+    pub fn published_path(&self, pod: &Uid, volume: &VolumeName) -> Option<PathBuf> {
+        self.nodes.iter().find_map(|(kubelet, ..)| kubelet.published_path(pod, volume))
     }
 
     /// Describes remains on the nodes: volumes that a kubelet did not unmount, and mounts, loop devices and

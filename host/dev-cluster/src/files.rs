@@ -52,6 +52,9 @@ pub trait Files: Send + Sync {
     /// # Errors
     /// When the filesystem returns an error, such as for a directory that is not empty or is a mount point.
     fn remove(&self, path: &str) -> Result<(), FileError>;
+
+    /// Returns true if the paths are those of this machine's filesystem.
+    fn is_local(&self) -> bool;
 }
 
 impl Files for FakeHost {
@@ -68,6 +71,10 @@ impl Files for FakeHost {
             Ok(()) | Err(MounterError::NotFound(_)) => Ok(()),
             Err(error) => Err(FileError::new("remove", path, error)),
         }
+    }
+
+    fn is_local(&self) -> bool {
+        false
     }
 }
 
@@ -98,5 +105,9 @@ impl Files for LocalFiles {
             Ok(_) => fs::remove_file(path),
         };
         result.map_err(|error| FileError::new("remove", path, error))
+    }
+
+    fn is_local(&self) -> bool {
+        true
     }
 }

@@ -27,7 +27,9 @@ use cofferdam_cluster::{
     observer::StepResult,
     queue::{Action, Queue},
 };
-use cofferdam_domain::{AccessMode, ClaimKey, ClaimPhase, DriverName, NodeName, UniqueVolumeName};
+use cofferdam_domain::{
+    AccessMode, ClaimKey, ClaimPhase, DriverName, NodeName, Uid, UniqueVolumeName, VolumeName,
+};
 use k8s_openapi::api::core::v1 as core;
 use parking_lot::Mutex;
 use serde_json::{Value, json};
@@ -44,7 +46,7 @@ use self::{
     error::VolumeError,
     paths::inline_handle,
     retries::{BACKOFF, Retries},
-    rules::MountInput,
+    rules::{MountInput, MountState},
     state::{COMPONENT, Key, MountedVolume, Plugin, VolumeToMount},
     volume_id::VolumeId,
 };
@@ -107,6 +109,17 @@ impl Kubelet {
             .keys()
             .map(|id| format!("{}: {id} is still mounted", self.node_name))
             .collect()
+    }
+
+    /// The target path on this machine at which a PersistentVolume is published for a pod. `None` if it is
+    /// not published on this node, and if its mounts are recorded.
+    pub(crate) fn published_path(&self, pod: &Uid, volume: &VolumeName) -> Option<PathBuf> {
+        let mounted_volumes = self.mounted_volumes.lock();
+        let mut pod_mounts = mounted_volumes.values().filter_map(|mounted| mounted.pod_mounts.get(pod));
+        let mount = pod_mounts
+            .find(|mount| mount.state == MountState::Mounted && mount.paths.name == volume.as_str())?;
+        let plugin = self.plugins.lock().get(&mount.desired.driver).cloned()?;
+        plugin.root_dir.files.is_local().then(|| PathBuf::from(mount.paths.target_path(pod)))
     }
 
     /// Waits until no volume is or may be mounted on the node, and kubelet has no step left for an unmounted

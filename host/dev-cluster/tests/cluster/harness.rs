@@ -8,7 +8,7 @@ use cofferdam_cluster::observer::NoopStepObserver;
 use cofferdam_controllers::{ControllerManager, Dependencies, ProvisionerSettings, Role, Settings};
 use cofferdam_csi::Address;
 use cofferdam_dev_cluster::{DevCluster, DevClusterOptions, Mounts, NodeDriver, NodePlugin, NodesView};
-use cofferdam_domain::storage::Ability;
+use cofferdam_domain::{Uid, VolumeName, storage::Ability};
 use cofferdam_node::DriverManifest;
 use cofferdam_wasm::{BackendConfig, CompiledCache, ComponentSource, Engine, EngineOptions, WasmBackend};
 use futures::{StreamExt as _, pin_mut};
@@ -188,6 +188,12 @@ impl Cluster {
         });
         spec.as_object_mut().unwrap().extend(extra.as_object().unwrap().clone());
         self.create::<Pod>(json!({"metadata": {"name": name}, "spec": spec})).await;
+    }
+
+    /// The UID of a pod and the PersistentVolume of a claim.
+    pub(crate) async fn pod_and_volume(&self, pod: &str, claim: &str) -> (Uid, VolumeName) {
+        let (pod, claim) = (self.pods().get(pod).await.unwrap(), self.claims().get(claim).await.unwrap());
+        (Uid::from(pod.uid().unwrap()), VolumeName::from(claim.spec.unwrap().volume_name.unwrap()))
     }
 
     pub(crate) fn claims(&self) -> Api<PersistentVolumeClaim> {

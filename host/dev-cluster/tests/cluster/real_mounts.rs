@@ -3,6 +3,7 @@
 use std::collections::BTreeSet;
 
 use cofferdam_dev_cluster::Mounts;
+use cofferdam_domain::Uid;
 use cofferdam_node::{ConnectionKind, NodePolicy};
 use serde_json::json;
 
@@ -25,6 +26,18 @@ fn can_mount() -> bool {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_recorded_mount_has_no_path_on_this_machine() {
+    let cluster = Cluster::start(1, &[]).await;
+    cluster.create_class("c", "Immediate", json!({})).await;
+    cluster.create_claim("data", "c").await;
+    cluster.create_pod("p", claim_volume("data"), json!({})).await;
+    cluster.wait_until_running("p").await;
+    let (pod, volume) = cluster.pod_and_volume("p", "data").await;
+    assert_eq!(cluster.view.published_path(&pod, &volume), None);
+    assert_eq!(cluster.stop().await, Vec::<String>::new());
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn volume_of_a_running_pod_is_mounted_by_the_kernel() {
     if !can_mount() {
         return;
@@ -41,6 +54,9 @@ async fn volume_of_a_running_pod_is_mounted_by_the_kernel() {
     assert_eq!(mounted.len(), 2, "a staged and a published volume: {mounted:?}");
     let target = mounted.iter().find(|path| path.ends_with("/mount")).unwrap();
     std::fs::write(format!("{target}/file"), "content").unwrap();
+    let (pod, volume) = cluster.pod_and_volume("p", "data").await;
+    assert_eq!(cluster.view.published_path(&pod, &volume), Some(target.into()));
+    assert_eq!(cluster.view.published_path(&Uid::from("other"), &volume), None);
 
     // A second pod of the node sees what the first one wrote.
     cluster.create_pod("q", claim_volume("data"), json!({})).await;

@@ -6,7 +6,7 @@ mod nodes;
 mod timeline;
 
 use std::{
-    collections::HashMap,
+    collections::{BTreeSet, HashMap},
     io,
     net::{Ipv4Addr, SocketAddr},
     path::{Path, PathBuf},
@@ -16,7 +16,7 @@ use std::{
 
 use cofferdam_apiserver::{ApiServer, Options, ServeOptions, ServerHandle};
 use cofferdam_backend::Backend;
-use cofferdam_controllers::{ControllerManager, Dependencies};
+use cofferdam_controllers::{ControllerManager, Dependencies, Role, snapshot_controller, snapshotter};
 use cofferdam_domain::{
     names::NODE_TOPOLOGY_KEY,
     storage::{Ability, Placement},
@@ -179,6 +179,8 @@ struct DevSession {
     drivers: Vec<LoadedDriver>,
     classes: Vec<String>,
     nodes: Option<RunningNodes>,
+    /// The roles of this process that reconcile the cluster.
+    cluster_roles: BTreeSet<Role>,
     /// Name of the first simulated node, on which the node-local drivers are; `None` without nodes.
     node_local_node: Option<String>,
 }
@@ -227,7 +229,8 @@ impl DevSession {
         timeline.subscribe(&process.cache());
         let base = runtime_directory();
         let nodes = RunningNodes::start(flags, configuration, (client, &base), &drivers, timeline).await?;
-        Ok((Self { serving, kubeconfig, drivers, classes, nodes, node_local_node }, running))
+        let cluster_roles = configuration.role.cluster.clone();
+        Ok((Self { serving, kubeconfig, drivers, classes, nodes, cluster_roles, node_local_node }, running))
     }
 
     /// Waits until the drivers are registered on the nodes, or until a timeout. Without nodes it returns
@@ -259,6 +262,7 @@ impl DevSession {
         };
         let name = driver.backend().description().name.to_string();
         let nodes = self.nodes.as_ref().filter(|nodes| !nodes.without_node_service.contains(&name));
+        let runs = |role: &Role| self.cluster_roles.contains(role);
         let demo = Demo {
             client: user_connection.client,
             driver: &name,
@@ -267,6 +271,7 @@ impl DevSession {
             state_keys: &state,
             nodes: nodes.map(|nodes| (&nodes.view, nodes.names.len())),
             on_every_node: nodes::is_on_every_node(driver),
+            has_snapshot_roles: runs(&snapshotter::ROLE) && runs(&snapshot_controller::ROLE),
             timeline,
         };
         demo.run().await?;

@@ -14,7 +14,7 @@ use cofferdam_cluster::{
     Cache, Change,
     observer::{Step, StepObserver, StepResult},
 };
-use cofferdam_domain::{Claim, Volume};
+use cofferdam_domain::{Claim, Volume, VolumeSnapshot, volume_snapshot::VolumeSnapshotSource};
 use parking_lot::Mutex;
 use tokio::{
     sync::mpsc::{self, error::TrySendError},
@@ -36,8 +36,8 @@ const MAX_BUFFERED_LINES: usize = 1024;
 /// once. Beyond it all are forgotten.
 const MAX_REMEMBERED_OBJECTS: usize = 1024;
 /// Initial and largest width of the column OBJECT, in characters.
-const OBJECT_WIDTH: (usize, usize) = (18, 40);
-const COMPONENT_WIDTH: usize = 13;
+const OBJECT_WIDTH: (usize, usize) = (20, 40);
+const COMPONENT_WIDTH: usize = 19;
 const MESSAGE_WIDTH: usize = 52;
 
 /// A line of the table.
@@ -145,12 +145,14 @@ impl Timeline {
         self.shared.send(TimelineMessage::Text(text.into()));
     }
 
-    /// Adds lines for the creation and deletion of claims and volumes.
+    /// Adds lines for the creation and deletion of claims, volumes and snapshots.
     pub(crate) fn subscribe(&self, cache: &Cache) {
         let timeline = self.clone();
         cache.claims.subscribe(move |change| timeline.on_claim_change(change));
         let timeline = self.clone();
         cache.volumes.subscribe(move |change| timeline.on_volume_change(change));
+        let timeline = self.clone();
+        cache.snapshots.subscribe(move |change| timeline.on_snapshot_change(change));
     }
 
     fn on_claim_change(&self, change: &Change<Claim>) {
@@ -182,6 +184,19 @@ impl Timeline {
         self.line("api", TimelineLineKind::Object, object, format!("volume {} {state}", volume.name), None);
     }
 
+    fn on_snapshot_change(&self, change: &Change<VolumeSnapshot>) {
+        let message = match (&change.old, &change.new) {
+            (None, Some(new)) => snapshot_text(new),
+            (Some(old), Some(new)) if !old.is_ready() && new.is_ready() => "snapshot is ready".to_owned(),
+            (Some(old), Some(new)) if !old.meta.deleting && new.meta.deleting => {
+                "snapshot is being deleted".to_owned()
+            }
+            (Some(_), None) => "snapshot deleted".to_owned(),
+            (Some(_), Some(_)) | (None, None) => return,
+        };
+        self.line("api", TimelineLineKind::Object, change.key.to_string(), message, None);
+    }
+
     /// Closes the timeline; further lines are ignored.
     pub(crate) fn close(&self) {
         self.shared.sender.lock().take();
@@ -196,6 +211,14 @@ fn claim_text(claim: &Claim) -> String {
     match &claim.request {
         Ok(size) => format!("claim created: {size}, {class}"),
         Err(error) => format!("claim created: {error}, {class}"),
+    }
+}
+
+fn snapshot_text(snapshot: &VolumeSnapshot) -> String {
+    match &snapshot.source {
+        VolumeSnapshotSource::Claim(claim) => format!("snapshot created: of claim {claim}"),
+        VolumeSnapshotSource::Content(content) => format!("snapshot created: of content {content}"),
+        VolumeSnapshotSource::Invalid(_) => "snapshot created: without a valid source".to_owned(),
     }
 }
 

@@ -1,6 +1,6 @@
-use cofferdam_cluster::observer::StepObject;
+use cofferdam_cluster::{Kind as _, observer::StepObject};
 use cofferdam_controllers::provisioner;
-use cofferdam_domain::ClaimKey;
+use cofferdam_domain::{ClaimKey, VolumeSnapshotKey};
 
 use super::*;
 
@@ -54,8 +54,8 @@ async fn lines_are_plain_and_aligned_without_a_terminal() {
     .await;
     let lines: Vec<_> = text.lines().map(|line| line.split_once("s  ").unwrap().1).collect();
     let what = format!("{:MESSAGE_WIDTH$}", "creates the volume");
-    assert_eq!(lines[0], format!("default/demo        provisioner    {what}     45 µs"));
-    assert_eq!(lines[1], "default/demo        demo           claim created: 1Gi, class a");
+    assert_eq!(lines[0], format!("default/demo          provisioner          {what}     45 µs"));
+    assert_eq!(lines[1], "default/demo          demo                 claim created: 1Gi, class a");
     assert!(lines[2].ends_with(" 1.50 s"), "{}", lines[2]);
     assert!(!text.contains('\x1b'));
 }
@@ -145,6 +145,45 @@ fn lines_are_sorted_by_start_time() {
     let matches_order: Vec<_> = text.lines().zip(order).map(|(line, what)| line.contains(what)).collect();
     assert_eq!(matches_order, [true; 5], "{text}");
     assert!(text.starts_with("   0.999s"), "{text}");
+}
+
+#[tokio::test]
+async fn a_snapshot_is_shown_when_it_is_created_ready_and_deleted() {
+    let snapshot = |json: &str| Some(Arc::new(VolumeSnapshot::decode(json).unwrap()));
+    let created = snapshot(
+        r#"{"metadata": {"namespace": "default", "name": "s"},
+            "spec": {"source": {"persistentVolumeClaimName": "data"}}}"#,
+    );
+    let ready = snapshot(
+        r#"{"metadata": {"namespace": "default", "name": "s"},
+            "spec": {"source": {"persistentVolumeClaimName": "data"}}, "status": {"readyToUse": true}}"#,
+    );
+    let deleting = snapshot(
+        r#"{"metadata": {"namespace": "default", "name": "s", "deletionTimestamp": "2026-06-03T11:00:00Z"},
+            "spec": {"source": {"persistentVolumeClaimName": "data"}}, "status": {"readyToUse": true}}"#,
+    );
+    let changes = [
+        (None, created.clone()),
+        (created, ready.clone()),
+        (ready.clone(), ready.clone()),
+        (ready, deleting.clone()),
+        (deleting, None),
+    ];
+    let text = print_timeline(Style { colours: false }, |timeline| {
+        for (old, new) in changes {
+            let key = VolumeSnapshotKey::new("default", "s");
+            timeline.on_snapshot_change(&Change { key, old, new });
+        }
+    })
+    .await;
+    let messages: Vec<_> = text.lines().map(|line| line.split_once("api  ").unwrap().1.trim()).collect();
+    let expected = [
+        "snapshot created: of claim data",
+        "snapshot is ready",
+        "snapshot is being deleted",
+        "snapshot deleted",
+    ];
+    assert_eq!(messages, expected);
 }
 
 #[test]
