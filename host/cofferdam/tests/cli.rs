@@ -314,6 +314,60 @@ fn config_shows_every_value_with_its_origin() {
 }
 
 #[test]
+fn snapshots_can_be_created_restored_and_deleted_by_calls() {
+    let scratch = TestDirectory::new("snapshot-calls");
+    let file = scratch.file("memory.wasm", cofferdam_carried::MEMORY);
+    let state = scratch.0.join("state.redb").display().to_string();
+    let call = |arguments: &[&str]| {
+        let line = [&["backend", "call", &file], arguments, &["--state", &state, "-o", "json"]].concat();
+        let output = run(&scratch, &line);
+        let stdout = String::from_utf8_lossy(&output.stdout).into_owned();
+        assert!(output.stderr.is_empty(), "{}", String::from_utf8_lossy(&output.stderr));
+        serde_json::from_str::<serde_json::Value>(&stdout).unwrap()
+    };
+    let volume = call(&["volumes.create", "--volume-name", "a", "--size", "1Gi"]);
+    let volume = volume["response"]["handle"].as_str().unwrap();
+    let owner = "cluster=c,snapshot=u,content=snapcontent-u,deletion-policy=retain";
+    let create = ["snapshots.create", "--snapshot-name", "s", "--source", volume, "--snapshot-owner", owner];
+    let created = &call(&create)["response"];
+    assert_eq!((&created["source"], &created["ready"]), (&volume.into(), &true.into()), "{created}");
+    let snapshot = created["handle"].as_str().unwrap();
+    let owner = &created["owner"];
+    assert_eq!((&owner["contentName"], &owner["retain"]), (&"snapcontent-u".into(), &true.into()));
+    assert_eq!(call(&["snapshots.get", "--handle", snapshot])["response"], *created);
+    let listed = || call(&["snapshots.list", "--source", volume])["response"]["snapshots"].clone();
+    assert_eq!(listed(), serde_json::json!([created]));
+
+    for (function, source, context) in [
+        ("restoring.create-from-snapshot", snapshot, "source-snapshot"),
+        ("cloning.create-from-volume", volume, "source-volume"),
+    ] {
+        let create = [function, "--volume-name", context, "--size", "1Gi", "--source", source];
+        let copy = &call(&create)["response"];
+        assert_eq!(copy["context"][context], source, "{copy}");
+    }
+    assert_eq!(call(&["snapshots.delete", "--handle", snapshot])["response"], serde_json::Value::Null);
+    assert_eq!(listed(), serde_json::json!([]));
+    let output = run(
+        &scratch,
+        &[
+            "backend",
+            "call",
+            &file,
+            "volumes.create",
+            "--volume-name",
+            "b",
+            "--snapshot-owner",
+            "cluster=c,\
+           snapshot=u,content=n",
+        ],
+    );
+    let stderr = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(2), "{stderr}");
+    assert!(stderr.contains("volumes.create has no argument --snapshot-owner"), "{stderr}");
+}
+
+#[test]
 fn the_dev_demo_succeeds() {
     let scratch = TestDirectory::new("demo");
     let output = run(&scratch, &["dev", "--demo"]);

@@ -1,11 +1,11 @@
 //! The command line of `cofferdam backend`.
 
-use std::path::PathBuf;
+use std::{collections::BTreeMap, path::PathBuf};
 
 use clap::{Args, Subcommand, ValueEnum};
 use cofferdam_domain::{
     ClusterId, Quantity, ReclaimPolicy, Uid, VolumeName,
-    storage::{AccessType, CsiAccessMode, VolumeCapability, VolumeOwner},
+    storage::{AccessType, CsiAccessMode, SnapshotOwner, VolumeCapability, VolumeOwner},
 };
 
 /// Subcommands of `backend`.
@@ -152,7 +152,7 @@ pub(crate) struct TestFlags {
     #[arg(long = "only", value_name = "PATTERN")]
     pub(crate) only: Vec<String>,
 
-    /// StorageClass parameter; repeat it for more
+    /// Parameter of the StorageClass or VolumeSnapshotClass; repeat it for more
     #[arg(
         long = "parameter",
         value_name = "KEY=VALUE",
@@ -314,7 +314,7 @@ pub(crate) struct ArgumentFlags {
     )]
     pub(crate) capabilities: Vec<VolumeCapability>,
 
-    /// StorageClass parameter; repeat it for more
+    /// Parameter of the StorageClass or VolumeSnapshotClass; repeat it for more
     #[arg(long = "parameter", value_name = "KEY=VALUE", value_parser = parse_pair)]
     pub(crate) parameters: Vec<(String, String)>,
 
@@ -339,6 +339,11 @@ pub(crate) struct ArgumentFlags {
     /// is delete
     #[arg(long, value_name = "KEY=VALUE,…", value_parser = parse_owner)]
     pub(crate) owner: Option<VolumeOwner>,
+
+    /// Owner of the snapshot or group, such as cluster=c,snapshot=UID,content=NAME,deletion-policy=retain; the
+    /// default policy is delete
+    #[arg(long, value_name = "KEY=VALUE,…", value_parser = parse_snapshot_owner)]
+    pub(crate) snapshot_owner: Option<SnapshotOwner>,
 
     /// Name of the node
     #[arg(long, value_name = "NODE")]
@@ -480,33 +485,73 @@ fn parse_capability(text: &str) -> Result<VolumeCapability, String> {
     Ok(VolumeCapability { access_mode: mode.into(), access_type: access })
 }
 
-/// Parses an owner: three strings and a policy.
-fn parse_owner(text: &str) -> Result<VolumeOwner, String> {
-    let (mut cluster, mut claim, mut volume, mut policy) = (None, None, None, None);
-    for (key, value) in parse_segments(text)? {
-        let field = match key.as_str() {
-            "cluster" => &mut cluster,
-            "claim" => &mut claim,
-            "volume" => &mut volume,
-            "reclaim-policy" => &mut policy,
-            _ => return Err(format!("{key:?}: expected cluster, claim, volume or reclaim-policy")),
-        };
-        if field.replace(value).is_some() {
-            return Err(format!("{key}=… was set twice"));
-        }
-    }
-    let reclaim_policy = match policy.as_deref() {
-        None | Some("delete") => ReclaimPolicy::Delete,
-        Some("retain") => ReclaimPolicy::Retain,
-        Some(other) => return Err(format!("reclaim-policy={other}: expected delete or retain")),
-    };
-    let required = |key: &str, value: Option<String>| value.ok_or_else(|| format!("expected {key}=…"));
+/// Invalid owner of a volume or snapshot.
+#[derive(Debug, thiserror::Error)]
+enum OwnerError {
+    #[error("{0}")]
+    Pair(String),
+    #[error("{key:?}: expected {} or {policy_key}", keys.join(", "))]
+    UnknownKey { key: String, keys: [&'static str; 3], policy_key: &'static str },
+    #[error("{0}=… was set twice")]
+    Repeated(String),
+    #[error("{key}={value}: expected delete or retain")]
+    Policy { key: &'static str, value: String },
+    #[error("expected {0}=…")]
+    Missing(&'static str),
+}
+
+/// Parses the owner of a volume.
+fn parse_owner(text: &str) -> Result<VolumeOwner, OwnerError> {
+    let ([cluster, claim, volume], retain) =
+        parse_owner_fields(text, ["cluster", "claim", "volume"], "reclaim-policy")?;
     Ok(VolumeOwner {
-        cluster_id: ClusterId::from(required("cluster", cluster)?),
-        claim_uid: Uid::from(required("claim", claim)?),
-        pv_name: VolumeName::from(required("volume", volume)?),
-        reclaim_policy,
+        cluster_id: ClusterId::from(cluster),
+        claim_uid: Uid::from(claim),
+        pv_name: VolumeName::from(volume),
+        reclaim_policy: if retain { ReclaimPolicy::Retain } else { ReclaimPolicy::Delete },
     })
+}
+
+/// Parses the owner of a snapshot or group.
+fn parse_snapshot_owner(text: &str) -> Result<SnapshotOwner, OwnerError> {
+    let ([cluster, snapshot, content_name], retain) =
+        parse_owner_fields(text, ["cluster", "snapshot", "content"], "deletion-policy")?;
+    Ok(SnapshotOwner {
+        cluster_id: ClusterId::from(cluster),
+        snapshot_uid: Uid::from(snapshot),
+        content_name,
+        retain,
+    })
+}
+
+/// Parses the required `keys`, and a policy, which is `delete` (the default) or `retain`. Returns the values
+/// in the order of the keys, and `true` for `retain`.
+fn parse_owner_fields(
+    text: &str,
+    keys: [&'static str; 3],
+    policy_key: &'static str,
+) -> Result<([String; 3], bool), OwnerError> {
+    let mut pairs = BTreeMap::new();
+    for (key, value) in parse_segments(text).map_err(OwnerError::Pair)? {
+        if !keys.contains(&key.as_str()) && key != policy_key {
+            return Err(OwnerError::UnknownKey { key, keys, policy_key });
+        }
+        if pairs.contains_key(&key) {
+            return Err(OwnerError::Repeated(key));
+        }
+        pairs.insert(key, value);
+    }
+    let retain = match pairs.remove(policy_key) {
+        None => false,
+        Some(value) => match value.as_str() {
+            "delete" => false,
+            "retain" => true,
+            _ => return Err(OwnerError::Policy { key: policy_key, value }),
+        },
+    };
+    let mut required = |key| pairs.remove(key).ok_or(OwnerError::Missing(key));
+    let [first, second, third] = keys;
+    Ok(([required(first)?, required(second)?, required(third)?], retain))
 }
 
 fn parse_bytes(text: &str) -> Result<u64, String> {

@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use cofferdam_domain::{
     SnapshotHandle, VolumeHandle,
     storage::{
-        AccessType, CapacityRange, CreateVolume, PageRequest, Parameters, TopologyRequirement,
+        AccessType, CapacityRange, CreateVolume, PageRequest, Parameters, SnapshotOwner, TopologyRequirement,
         VolumeCapability,
     },
 };
@@ -55,6 +55,10 @@ impl Arguments {
 
     pub(crate) fn members(&mut self) -> BTreeSet<SnapshotHandle> {
         std::mem::take(&mut self.remaining.members).into_iter().map(SnapshotHandle::from).collect()
+    }
+
+    pub(crate) fn snapshot_owner(&mut self) -> Option<SnapshotOwner> {
+        self.remaining.snapshot_owner.take()
     }
 
     pub(crate) fn node(&mut self) -> Result<String, BackendCommandError> {
@@ -202,6 +206,7 @@ impl Arguments {
             node_identity,
             topology,
             owner,
+            snapshot_owner,
             node,
             read_only,
             after,
@@ -226,6 +231,7 @@ impl Arguments {
             ("--node-identity", !node_identity.is_empty()),
             ("--topology", !topology.is_empty()),
             ("--owner", owner.is_some()),
+            ("--snapshot-owner", snapshot_owner.is_some()),
             ("--node", node.is_some()),
             ("--read-only", *read_only),
             ("--after", after.is_some()),

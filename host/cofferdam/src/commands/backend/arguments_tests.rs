@@ -50,6 +50,28 @@ fn an_owner_flag_needs_cluster_claim_and_volume() {
 }
 
 #[test]
+fn a_snapshot_owner_flag_needs_cluster_snapshot_and_content() {
+    let owner =
+        |text: &str| parse(&["--snapshot-owner", text]).map(|mut flags| flags.snapshot_owner().unwrap());
+    let retained = owner("cluster=c,snapshot=u,content=snapcontent-u,deletion-policy=retain").unwrap();
+    assert_eq!(
+        (retained.cluster_id.as_str(), retained.snapshot_uid.as_str(), retained.content_name.as_str()),
+        ("c", "u", "snapcontent-u")
+    );
+    assert!(retained.retain);
+    assert!(!owner("content=n,snapshot=u,cluster=c").unwrap().retain);
+    for (text, expected) in [
+        ("cluster=c,snapshot=u", "expected content=…"),
+        ("cluster=c,snapshot=u,content=n,deletion-policy=keep", "expected delete or retain"),
+        ("cluster=c,claim=u,content=n", "\"claim\": expected cluster, snapshot, content or deletion-policy"),
+    ] {
+        let error = owner(text).unwrap_err().to_string();
+        assert!(error.contains(expected), "{error}");
+    }
+    assert_eq!(parse(&[]).unwrap().snapshot_owner(), None);
+}
+
+#[test]
 fn repeated_capability_flags_are_parsed() {
     let filesystem = |fs_type: Option<&str>, flags: &[&str], group: Option<&str>| AccessType::Filesystem {
         fs_type: fs_type.map(str::to_owned),

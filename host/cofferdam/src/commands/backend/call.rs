@@ -176,10 +176,8 @@ fn prepare_call<'a>(
         }
         ContractFunction::CreateSnapshot => {
             let (name, source) = (a.name()?, a.source()?.into());
-            to_json(backend.create_snapshot(
-                call,
-                CreateSnapshot { name, source, parameters: a.parameters()?, owner: None },
-            ))
+            let (parameters, owner) = (a.parameters()?, a.snapshot_owner());
+            to_json(backend.create_snapshot(call, CreateSnapshot { name, source, parameters, owner }))
         }
         ContractFunction::DeleteSnapshot => to_json(backend.delete_snapshot(call, a.handle()?.into())),
         ContractFunction::GetSnapshot => to_json(backend.get_snapshot(call, a.handle()?.into())),
@@ -189,7 +187,8 @@ fn prepare_call<'a>(
         }
         ContractFunction::CreateGroup => {
             let (name, sources) = (a.name()?, a.sources());
-            let request = CreateGroupSnapshot { name, sources, parameters: a.parameters()?, owner: None };
+            let (parameters, owner) = (a.parameters()?, a.snapshot_owner());
+            let request = CreateGroupSnapshot { name, sources, parameters, owner };
             to_json(backend.create_group_snapshot(call, request))
         }
         ContractFunction::DeleteGroup => {
