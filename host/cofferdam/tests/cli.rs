@@ -535,6 +535,30 @@ fn start(mut command: Command) -> (Process, impl Iterator<Item = String>) {
     (process, stdout)
 }
 
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn dev_creates_a_default_snapshot_class_for_drivers_with_snapshots() {
+    let scratch = TestDirectory::new("snapshot-class");
+    let kubeconfig = scratch.0.join("kubeconfig");
+    let starter = format!("starter={}", scratch.file("starter.wasm", cofferdam_test_guests::STARTER));
+    let memory = format!("fast_one={}", scratch.file("memory.wasm", cofferdam_carried::MEMORY));
+    let path = kubeconfig.display().to_string();
+    let flags = ["dev", "--kubeconfig-out", &path, "--backend", &starter, "--backend", &memory];
+    let (_dev, mut output) = start(cofferdam(&scratch, &flags));
+    output.find(|line| line.contains("ready in")).unwrap();
+    let config = kube::config::Kubeconfig::read_from(&kubeconfig).unwrap();
+    let config = kube::Config::from_custom_kubeconfig(config, &Default::default()).await.unwrap();
+    let client = kube::Client::try_from(config).unwrap();
+    let request = http::Request::get("/apis/snapshot.storage.k8s.io/v1/volumesnapshotclasses");
+    let classes: serde_json::Value = client.request(request.body(Vec::new()).unwrap()).await.unwrap();
+    assert_eq!(classes["items"].as_array().map(Vec::len), Some(1), "{classes}");
+    let class = &classes["items"][0];
+    let default = &class["metadata"]["annotations"]["snapshot.storage.kubernetes.io/is-default-class"];
+    assert_eq!(
+        [&class["metadata"]["name"], default, &class["driver"], &class["deletionPolicy"]],
+        ["cofferdam-fast-one", "true", "memory.cofferdam.dev", "Delete"],
+    );
+}
+
 #[test]
 fn roles_run_against_an_api_and_drain_on_sigterm() {
     let scratch = TestDirectory::new("drain");

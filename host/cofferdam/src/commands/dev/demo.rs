@@ -76,6 +76,8 @@ pub(crate) struct Demo<'a> {
     pub(crate) backend: &'a dyn Backend,
     /// Manifest of the StorageClass that the demo creates.
     pub(crate) class: Value,
+    /// Manifest of the VolumeSnapshotClass that the demo creates.
+    pub(crate) snapshot_class: Value,
     /// The nodes and their number; `None` if no pod can mount the driver's volumes.
     pub(crate) nodes: Option<(&'a NodesView, usize)>,
     /// Set if the driver is on every node.

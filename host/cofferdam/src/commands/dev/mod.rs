@@ -18,12 +18,15 @@ use cofferdam_apiserver::{ApiServer, Options, ServeOptions, ServerHandle};
 use cofferdam_backend::Backend;
 use cofferdam_controllers::{ControllerManager, Dependencies, Role, snapshot_controller, snapshotter};
 use cofferdam_domain::{
-    names::NODE_TOPOLOGY_KEY,
+    names::{self, NODE_TOPOLOGY_KEY},
     storage::{Ability, Placement},
 };
 use cofferdam_wasm::Grant;
 use k8s_openapi::api::storage::v1::StorageClass;
-use kube::{Api, Client, ResourceExt as _, api::PostParams};
+use kube::{
+    Api, Client, ResourceExt as _,
+    api::{ApiResource, DynamicObject, PostParams},
+};
 use prometheus_client::registry::Registry;
 use serde_json::{Value, json};
 use tokio::time::Instant;
@@ -42,6 +45,7 @@ use crate::{
     error::CommandError,
     logging, process_metrics,
     signals::{ProcessOutcome, Signals},
+    snapshot_kinds::{self, VolumeSnapshotClass},
     style::{Colour, Style, TerminalText},
     supervisor::{self, SupervisedProcess, Workload},
     telemetry,
@@ -207,6 +211,7 @@ impl DevSession {
         let classes = create_classes(&client, &drivers, node_local_node.as_deref())
             .await
             .map_err(CommandError::PrepareApi)?;
+        create_snapshot_classes(&client, &drivers).await.map_err(CommandError::PrepareApi)?;
         let parts = Dependencies {
             client: client.clone(),
             backends: drivers.iter().map(LoadedDriver::backend).collect(),
@@ -268,6 +273,7 @@ impl DevSession {
             driver: &name,
             backend: &*driver.backend(),
             class: class_manifest(demo::NAME, driver, self.node_local_node.as_deref()),
+            snapshot_class: snapshot_class_manifest(demo::NAME, driver),
             state_keys: &state,
             nodes: nodes.map(|nodes| (&nodes.view, nodes.names.len())),
             on_every_node: nodes::is_on_every_node(driver),
@@ -350,7 +356,7 @@ async fn create_classes(
     let mut names = Vec::with_capacity(drivers.len());
     for (index, driver) in drivers.iter().enumerate() {
         let is_default = index == 0;
-        let name = format!("cofferdam-{}", driver.name.replace('_', "-").to_ascii_lowercase());
+        let name = class_name(driver);
         let mut class: StorageClass =
             serde_json::from_value(class_manifest(&name, driver, node)).map_err(kube::Error::SerdeError)?;
         class.annotations_mut().insert(IS_DEFAULT_CLASS_ANNOTATION.to_owned(), is_default.to_string());
@@ -358,6 +364,25 @@ async fn create_classes(
         names.push(if is_default { format!("{name} (default)") } else { name });
     }
     Ok(names)
+}
+
+/// Creates a VolumeSnapshotClass for each driver that takes snapshots: the default class of this driver, of the
+/// name of its StorageClass.
+async fn create_snapshot_classes(client: &Client, drivers: &[LoadedDriver]) -> Result<(), kube::Error> {
+    let kind = ApiResource::erase::<VolumeSnapshotClass>(&());
+    let api: Api<DynamicObject> = Api::all_with(client.clone(), &kind);
+    for driver in drivers.iter().filter(|driver| driver.backend().abilities().contains(&Ability::Snapshots)) {
+        let manifest = snapshot_class_manifest(&class_name(driver), driver);
+        let mut class: DynamicObject = serde_json::from_value(manifest).map_err(kube::Error::SerdeError)?;
+        class.annotations_mut().insert(names::DEFAULT_SNAPSHOT_CLASS.to_owned(), true.to_string());
+        api.create(&PostParams::default(), &class).await?;
+    }
+    Ok(())
+}
+
+/// Name of the classes of a driver.
+fn class_name(driver: &LoadedDriver) -> String {
+    format!("cofferdam-{}", driver.name.replace('_', "-").to_ascii_lowercase())
 }
 
 /// Binding mode and allowed topology of a StorageClass. With a simulated node, the class of a node-local
@@ -388,6 +413,17 @@ fn class_manifest(name: &str, driver: &LoadedDriver, node: Option<&str>) -> Valu
         class.extend(topology);
     }
     class
+}
+
+/// The manifest of a VolumeSnapshotClass.
+fn snapshot_class_manifest(name: &str, driver: &LoadedDriver) -> Value {
+    json!({
+        "apiVersion": snapshot_kinds::API_VERSION,
+        "kind": "VolumeSnapshotClass",
+        "metadata": {"name": name},
+        "driver": driver.backend().description().name,
+        "deletionPolicy": "Delete",
+    })
 }
 
 #[cfg(test)]

@@ -149,7 +149,7 @@ impl Demo<'_> {
     async fn take_snapshot(&self, volume: &DemoVolume) -> Result<DemoSnapshot, DemoError> {
         self.log_step(format!("applies VolumeSnapshotClass {NAME}"));
         let classes = self.dynamic_api::<VolumeSnapshotClass>();
-        let class = objects::snapshot_class_manifest(self.driver);
+        let class = self.snapshot_class.clone();
         objects::create(&classes, "apply VolumeSnapshotClass", "VolumeSnapshotClass", class).await?;
         self.log_step(format!("applies VolumeSnapshot {NAME} of the claim"));
         let kind = ApiResource::erase::<VolumeSnapshot>(&());

@@ -173,16 +173,6 @@ pub(super) fn claim_manifest(name: &str, size: &str, source: Value) -> Value {
     })
 }
 
-pub(super) fn snapshot_class_manifest(driver: &str) -> Value {
-    json!({
-        "apiVersion": snapshot_kinds::API_VERSION,
-        "kind": "VolumeSnapshotClass",
-        "metadata": {"name": NAME},
-        "driver": driver,
-        "deletionPolicy": "Delete",
-    })
-}
-
 /// A snapshot of the demo's claim.
 pub(super) fn snapshot_manifest() -> Value {
     json!({
