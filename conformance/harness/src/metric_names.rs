@@ -30,7 +30,7 @@ const COFFERDAM: &str = "cofferdam";
 /// The suites that [`compare`] metrics.
 const SUITES: [&str; 2] = ["interop", "replacement"];
 /// Metrics of the page's tables of which no process of [`SUITES`] named [`COFFERDAM`] has samples.
-const WITHOUT_SAMPLES: [&str; 10] = [
+const WITHOUT_SAMPLES: [&str; 14] = [
     // The driver rejects no call, and few time out.
     "controller_persistentvolumeclaim_provision_failed_total",
     "controller_persistentvolume_delete_failed_total",
@@ -43,6 +43,11 @@ const WITHOUT_SAMPLES: [&str; 10] = [
     // Processes with other names have the roles `csi-server`, `node` and `registrar`.
     "cofferdam_csi_server_operations_seconds",
     "cofferdam_csi_server_operations_in_flight",
+    // No process has the role `snapshotter`.
+    "cofferdam_driver_snapshots",
+    "cofferdam_orphaned_snapshot_bytes",
+    "cofferdam_snapshot_scan_timestamp_seconds",
+    "cofferdam_snapshot_scan_errors_total",
     // No process has the role `snapshot-controller`.
     "snapshot_controller_operation_total_seconds",
     // Every object can be decoded.

@@ -42,7 +42,9 @@ pub mod writer;
 pub use api::{ApiError, connect};
 pub use clock::{Clock, system_clock};
 pub use events::{Event, EventSink, EventType, ObjectReference};
-pub use journal::{Intent, IntentClass, IntentSecrets, Journal, JournalEntry, JournalError};
+pub use journal::{
+    Intent, IntentClass, IntentSecrets, Journal, JournalEntry, JournalError, RequestedSources,
+};
 pub use objects::{
     DecodeError, Kind, decode,
     managed_fields::field_managers,

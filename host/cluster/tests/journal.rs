@@ -10,7 +10,8 @@ use cofferdam_cluster::{Intent, IntentSecrets, Journal, JournalError, journal, m
 use cofferdam_domain::{
     ClaimKey, Uid,
     storage::{
-        AccessType, ContentSource, CsiAccessMode, Parameters, Segments, TopologyRequirement, VolumeCapability,
+        AccessType, ContentSource, CreateVolume, CsiAccessMode, Parameters, Segments, TopologyRequirement,
+        VolumeCapability,
     },
     volume::SecretRef,
 };
@@ -612,4 +613,30 @@ async fn older_versions_read_intents_of_this_version_and_the_reverse() {
     let reader = journal(&wire, &metrics);
     reader.load().await.unwrap();
     assert_eq!(*reader.get(&"a".into()).unwrap(), written);
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_sources_of_another_process_are_read_live() {
+    let (api, metrics) = (api(), Metrics::default());
+    let wire = FaultyApi::new(&api);
+    let from = |uid: &str, source: ContentSource| {
+        let intent = intent(uid);
+        let request = CreateVolume { source: Some(source), ..intent.request };
+        Intent { request, ..intent }
+    };
+    let (snapshot, volume) = (ContentSource::Snapshot("h".into()), ContentSource::Volume("h".into()));
+    let mended = Box::new(from("a", snapshot.clone()));
+    let mended = serde_json::to_string(&Intent { mended: Some(mended), ..intent("a") }).unwrap();
+    let path = "/api/v1/namespaces/default/configmaps";
+    let page = json!({"metadata": {"name": "cofferdam-intents-drv-0"}, "data": {"a": mended}});
+    call(&api, Method::POST, path, page).await;
+    let journal = journal(&wire, &metrics);
+    assert_eq!(journal.claim_with_source(&snapshot), None, "the journal is not loaded");
+    let sources = journal.sources_live().await.unwrap();
+    assert_eq!(sources.claim_with_source(&snapshot), Some(&intent("a").claim));
+    assert_eq!((sources.claim_with_source(&volume), &sources.undecodable), (None, &None));
+
+    let page = json!({"metadata": {"name": "cofferdam-intents-drv-1"}, "data": {"b": "{}"}});
+    call(&api, Method::POST, path, page).await;
+    assert_eq!(journal.sources_live().await.unwrap().undecodable, Some("b".into()));
 }

@@ -6,6 +6,7 @@ use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use clap_complete::Shell;
+use cofferdam_cluster::orphan_report::OrphanKind;
 use cofferdam_controllers::rbac::{DriverPlacement, NodeTopologySource};
 
 use crate::config::{ConnectionSelection, DevSelection, Roles, RunSelection, SettingFlags};
@@ -272,9 +273,10 @@ pub(crate) struct OrphansFlags {
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum OrphansCommand {
-    /// List the orphans that provisioners have reported
+    /// List the orphans that provisioners and snapshotters have reported
     List(ListFlags),
-    /// Request the deletion of one orphan from the provisioner of its driver, and wait for the result
+    /// Request the deletion of one orphan from the provisioner or the snapshotter of its driver, and wait for
+    /// the result
     Delete(DeleteFlags),
 }
 
@@ -299,8 +301,12 @@ pub(crate) struct DeleteFlags {
     /// Name of the driver, as in `orphans list`
     pub(crate) driver: String,
 
-    /// Handle of the volume, as in `orphans list`
+    /// Handle of the volume or snapshot, as in `orphans list`
     pub(crate) handle: String,
+
+    /// Kind of the orphan
+    #[arg(long, value_enum, default_value_t, value_name = "KIND")]
+    pub(crate) kind: OrphanKindFlag,
 
     #[command(flatten)]
     pub(crate) reports: ReportFlags,
@@ -312,6 +318,25 @@ pub(crate) struct DeleteFlags {
     /// Output format
     #[arg(short, long, value_enum, default_value_t, value_name = "FORMAT")]
     pub(crate) output: OutputFormat,
+}
+
+/// Kind of an orphan.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
+pub(crate) enum OrphanKindFlag {
+    /// A volume
+    #[default]
+    Volume,
+    /// A snapshot
+    Snapshot,
+}
+
+impl From<OrphanKindFlag> for OrphanKind {
+    fn from(kind: OrphanKindFlag) -> Self {
+        match kind {
+            OrphanKindFlag::Volume => Self::Volume,
+            OrphanKindFlag::Snapshot => Self::Snapshot,
+        }
+    }
 }
 
 /// Flags that select the orphan reports of one namespace.

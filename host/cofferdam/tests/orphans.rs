@@ -23,10 +23,11 @@ use cofferdam_controllers::{
     ControllerManager, ControllerManagerError, Dependencies, ProvisionerSettings, Role, Settings,
 };
 use cofferdam_domain::{
-    ReclaimPolicy, VolumeHandle,
+    ReclaimPolicy, SnapshotHandle, VolumeHandle,
     storage::{
-        Ability, AccessType, CapacityRange, CreateVolume, CreatedVolume, CsiAccessMode, Description,
-        PageRequest, Readiness, ValidateVolume, Validation, VolumeCapability, VolumeOwner, VolumePage,
+        Ability, AccessType, CapacityRange, CreateSnapshot, CreateVolume, CreatedVolume, CsiAccessMode,
+        Description, PageRequest, Readiness, Snapshot, SnapshotOwner, SnapshotPage, ValidateVolume,
+        Validation, VolumeCapability, VolumeOwner, VolumePage,
     },
 };
 use cofferdam_wasm::{BackendConfig, CompiledCache, ComponentSource, Engine, EngineOptions, WasmMetrics};
@@ -34,14 +35,16 @@ use futures::{StreamExt as _, pin_mut};
 use k8s_openapi::api::core::v1::{ConfigMap, Namespace};
 use kube::{
     Api, Client,
-    api::{WatchEvent, WatchParams},
+    api::{Patch, PatchParams, WatchEvent, WatchParams},
 };
 use prometheus_client::registry::Registry;
-use serde_json::Value;
+use serde_json::{Value, json};
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 
 const DRIVER: &str = "memory.cofferdam.dev";
+const VOLUME_REPORT: &str = "cofferdam-orphans-memory.cofferdam.dev";
+const SNAPSHOT_REPORT: &str = "cofferdam-orphaned-snapshots-memory.cofferdam.dev";
 const TWO_DAYS_MS: u64 = 2 * 24 * 3600 * 1000;
 
 /// A driver that reports the last change of each volume two days too early: past the grace period of orphans.
@@ -70,6 +73,23 @@ impl Backend for AgedBackend {
 
     fn validate_volume(&self, call: Call, request: ValidateVolume) -> BackendFuture<'_, Validation> {
         self.0.validate_volume(call, request)
+    }
+
+    fn create_snapshot(&self, call: Call, request: CreateSnapshot) -> BackendFuture<'_, Snapshot> {
+        self.0.create_snapshot(call, request)
+    }
+
+    fn delete_snapshot(&self, call: Call, handle: SnapshotHandle) -> BackendFuture<'_, ()> {
+        self.0.delete_snapshot(call, handle)
+    }
+
+    fn list_snapshots(
+        &self,
+        call: Call,
+        source: Option<VolumeHandle>,
+        request: PageRequest,
+    ) -> BackendFuture<'_, SnapshotPage> {
+        self.0.list_snapshots(call, source, request)
     }
 
     fn list_volumes(&self, call: Call, request: PageRequest) -> BackendFuture<'_, VolumePage> {
@@ -133,6 +153,25 @@ impl OrphansFixture {
         self.backend.create_volume(call, request).await.unwrap().handle
     }
 
+    /// Creates a snapshot that no object in the cluster refers to.
+    async fn create_orphaned_snapshot(&self, source: VolumeHandle) -> SnapshotHandle {
+        let namespaces: Api<Namespace> = Api::all(self.client.clone());
+        let cluster = namespaces.get("kube-system").await.unwrap().metadata.uid.unwrap();
+        let request = CreateSnapshot {
+            name: "snapshot-lost".to_owned(),
+            source,
+            parameters: Default::default(),
+            owner: Some(SnapshotOwner {
+                cluster_id: cluster.into(),
+                snapshot_uid: "uid-of-a-lost-snapshot".into(),
+                content_name: "snapcontent-lost".to_owned(),
+                retain: false,
+            }),
+        };
+        let call = Call::with_deadline(Duration::from_secs(60));
+        self.backend.create_snapshot(call, request).await.unwrap().handle
+    }
+
     /// Starts the controllers with the driver in this process, and waits until the driver's ConfigMap has a
     /// report. After a restart of the controllers, that may be the report of the earlier ones.
     async fn start_owner(&self) -> (CancellationToken, JoinHandle<Result<(), ControllerManagerError>>) {
@@ -159,10 +198,19 @@ impl OrphansFixture {
         (stop, running)
     }
 
-    /// Waits until the driver's ConfigMap has this key; returns its value.
+    fn config_maps(&self) -> Api<ConfigMap> {
+        Api::namespaced(self.client.clone(), "kube-system")
+    }
+
+    /// Waits until the ConfigMap of the driver's volumes has this key; returns its value.
     async fn wait_for_key(&self, key: &str) -> Value {
-        let maps: Api<ConfigMap> = Api::namespaced(self.client.clone(), "kube-system");
-        let reports = WatchParams::default().labels("cofferdam.dev/orphans=report");
+        self.wait_for_key_of(VOLUME_REPORT, key).await
+    }
+
+    /// As [`Self::wait_for_key`], of the ConfigMap of this name.
+    async fn wait_for_key_of(&self, name: &str, key: &str) -> Value {
+        let maps = self.config_maps();
+        let reports = WatchParams::default().fields(&format!("metadata.name={name}"));
         let events = maps.watch(&reports, "0").await.unwrap();
         pin_mut!(events);
         while let Some(event) = events.next().await {
@@ -220,7 +268,7 @@ async fn an_orphan_is_listed_and_deleted_on_request() {
     assert_eq!(
         fixture.run_output(&[]).await.0,
         "no orphan reports in namespace kube-system: expected one from a process that runs the role \
-         provisioner; --namespace selects another namespace\n"
+         provisioner or snapshotter; --namespace selects another namespace\n"
     );
     let (deleted_orphan, remaining_orphan) =
         (fixture.create_orphan("pvc-lost").await, fixture.create_orphan("pvc-kept").await);
@@ -259,6 +307,38 @@ async fn an_orphan_is_listed_and_deleted_on_request() {
         |line: &str| line.split_whitespace().take(2).eq(["orphan", deleted_orphan.as_str()]);
     assert!(!text.lines().any(is_deleted_orphan), "{text}");
 
+    stop.cancel();
+    running.await.unwrap().unwrap();
+    fixture.shut_down().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_orphaned_snapshot_is_listed_and_deleted_on_request() {
+    let fixture = OrphansFixture::build("snapshot").await;
+    let volume = fixture.create_orphan("pvc-source").await;
+    let snapshot = fixture.create_orphaned_snapshot(volume).await;
+    let (stop, running) = fixture.start_owner().await;
+    let mut report = fixture.wait_for_key_of(SNAPSHOT_REPORT, "report").await;
+    stop.cancel();
+    running.await.unwrap().unwrap();
+    // The next process continues an observation of years.
+    assert_eq!(report["withinGracePeriod"][0]["handle"], snapshot.as_str(), "{report:#}");
+    report["withinGracePeriod"][0]["since"] = json!("2020-01-01T00:00:00Z");
+    let patch = Patch::Merge(json!({"data": {"report": report.to_string()}}));
+    fixture.config_maps().patch(SNAPSHOT_REPORT, &PatchParams::default(), &patch).await.unwrap();
+    let (stop, running) = fixture.start_owner().await;
+
+    let delete_command = ["delete", DRIVER, snapshot.as_str()];
+    let (text, code) = fixture.run_output(&delete_command).await;
+    let refused = format!("volume {snapshot} of {DRIVER}: refused: the driver lists no such volume\n");
+    assert_eq!((text, code), (refused, Some(1)));
+    let (text, code) = fixture.run_output(&[&delete_command[..], &["--kind", "snapshot"]].concat()).await;
+    assert_eq!((text, code), (format!("snapshot {snapshot} of {DRIVER}: deleted\n"), Some(0)));
+    let (text, _) = fixture.run_output(&[]).await;
+    assert!(text.contains(&format!("driver {DRIVER} in namespace kube-system, snapshots\n")), "{text}");
+    let page = PageRequest { starting_token: None, max_entries: None };
+    let call = Call::with_deadline(Duration::from_secs(60));
+    assert_eq!(fixture.backend.list_snapshots(call, None, page).await.unwrap().snapshots, []);
     stop.cancel();
     running.await.unwrap().unwrap();
     fixture.shut_down().await;
@@ -305,14 +385,14 @@ async fn invalid_orphans_commands_fail_with_one_line() {
         (
             &["delete", "other", "h"][..],
             1,
-            "driver other has no orphan report in namespace kube-system: expected one from a process that \
-             runs the role provisioner with it; --namespace selects another namespace",
+            "driver other has no orphan report of volumes in namespace kube-system: expected one from a \
+             process that runs the role provisioner with it; --namespace selects another namespace",
         ),
         (
             &["--driver", "other"],
             1,
             "driver other has no orphan report in namespace kube-system: expected one from a process that \
-             runs the role provisioner with it; --namespace selects another namespace",
+             runs the role provisioner or snapshotter with it; --namespace selects another namespace",
         ),
         (
             &["delete", "other", "h", "--timeout", "soon"],

@@ -137,8 +137,10 @@ async fn orphans_are_counted_from_the_reports_of_one_namespace_unless_requested(
         .unwrap();
         Api::namespaced(client.clone(), namespace).create(&PostParams::default(), &map).await.unwrap();
     }
-    let (in_default, in_storage) =
-        (json!({"namespace": "default", "count": 0}), json!({"namespace": "storage", "count": 2}));
+    let (in_default, in_storage) = (
+        json!({"namespace": "default", "kind": "volume", "count": 0}),
+        json!({"namespace": "storage", "kind": "volume", "count": 2}),
+    );
     for (flags, expected) in [
         (&[][..], json!([in_default])),
         (&["--namespace", "storage"], json!([in_storage])),

@@ -48,6 +48,7 @@ mod controller;
 mod driver_group;
 mod drivers;
 mod error;
+mod listing;
 mod live_reads;
 mod messages;
 mod reconcile;
@@ -55,7 +56,6 @@ mod restore;
 mod restore_check;
 mod step_recorder;
 mod template;
-mod volume_listing;
 mod volume_locks;
 
 pub use attach_detach::settings::AttachDetachSettings;

@@ -222,6 +222,12 @@ async fn simulation_with_orphan(delete_faults: Vec<DriverFault>) -> Simulation {
 
 #[tokio::test(start_paused = true)]
 async fn a_requested_deletion_completes_after_a_crash_at_any_step() {
+    for listing in [FULL, UNTIMED] {
+        deletion_completes_after_a_crash_at_any_step(listing).await;
+    }
+}
+
+async fn deletion_completes_after_a_crash_at_any_step(listing: ListingBehavior) {
     let mut effects = 1;
     let mut crashes = 0;
     // The first iteration runs without a crash and counts the effects.
@@ -233,7 +239,9 @@ async fn a_requested_deletion_completes_after_a_crash_at_any_step() {
             break;
         }
         let simulation = simulation_with_orphan(Vec::new()).await;
-        let actions = [Wait(DAY + HOUR), request_deletion(&simulation, DAY + HOUR, "lost")];
+        simulation.driver().set_listing(listing, Vec::new());
+        let wait = DAY + 2 * HOUR;
+        let actions = [Wait(wait), request_deletion(&simulation, wait, "lost")];
         let (_, log) = simulation.run(&actions, crash_after).await;
         let response = response(&simulation).await;
         assert_eq!(

@@ -23,6 +23,7 @@ use std::{
     num::NonZeroUsize,
     sync::atomic::{AtomicUsize, Ordering},
     thread,
+    time::Duration,
 };
 
 use cofferdam_controllers::{
@@ -30,7 +31,8 @@ use cofferdam_controllers::{
     snapshot_controller, snapshotter, startup_taint, table,
 };
 use cofferdam_sim::{
-    FinalState, Scenario, Simulation, UsedRules, deletion_orders, polled_snapshots, scenarios,
+    FinalState, Scenario, Simulation, UsedRules, UserAction::Wait, deletion_orders, polled_snapshots,
+    scenarios,
 };
 use tokio::runtime::Builder;
 
@@ -70,15 +72,25 @@ async fn every_scenario_converges() {
 #[tokio::test(start_paused = true)]
 async fn every_scenario_converges_with_one_process_per_role_and_minimal_rbac() {
     let mut used: BTreeMap<(Role, DriverPlacement), BTreeSet<String>> = BTreeMap::new();
+    let mut record_used = |simulation: &Simulation| {
+        for UsedRules { roles, drivers, used: rules } in simulation.used_rules() {
+            roles.into_iter().for_each(|role| used.entry((role, drivers)).or_default().extend(rules.clone()));
+        }
+    };
     let mut differences = Vec::new();
     for scenario in scenarios() {
         let simulation = simulation_with_long_watches(&scenario).with_process_per_role();
         let (outcome, _) = simulation.run(&scenario.actions, None).await;
         differences.extend(scenario.differences(&outcome, true));
-        for UsedRules { roles, drivers, used: rules } in simulation.used_rules() {
-            roles.into_iter().for_each(|role| used.entry((role, drivers)).or_default().extend(rules.clone()));
-        }
+        record_used(&simulation);
     }
+    // The scenarios run without orphan scans, whose reports are written anew every hour.
+    let simulation = Simulation::with_long_watches(&Role::ALL, Vec::new(), Vec::new())
+        .with_orphan_scan()
+        .with_process_per_role();
+    let (outcome, _) = simulation.run(&[Wait(Duration::from_secs(3 * 3600))], None).await;
+    differences.extend(outcome.violations);
+    record_used(&simulation);
     assert!(differences.is_empty(), "{}", differences.join("\n"));
     // Every RBAC rule is used by a scenario.
     let mut unused = Vec::new();

@@ -98,6 +98,22 @@ name!(
     GroupSnapshotHandle
 );
 name!(
+    /// The driver's id of a volume or of a snapshot. The two may have the same id.
+    ResourceHandle
+);
+
+impl From<VolumeHandle> for ResourceHandle {
+    fn from(handle: VolumeHandle) -> Self {
+        Self(handle.0)
+    }
+}
+
+impl From<SnapshotHandle> for ResourceHandle {
+    fn from(handle: SnapshotHandle) -> Self {
+        Self(handle.0)
+    }
+}
+name!(
     /// CSI `node_id` of a node. For Cofferdam's node service, it is the name of the Node.
     NodeId
 );

@@ -29,9 +29,9 @@ pub use claim::{
 pub use class::{BindingMode, StorageClass, VolumeAttributesClass};
 pub use ids::{
     ClaimKey, ClusterId, DriverName, GroupSnapshotHandle, NodeId, NodeName, ObjectMeta, PodKey,
-    ResourceVersion, SnapshotHandle, StorageClassName, Uid, UniqueVolumeName, VolumeAttachmentName,
-    VolumeAttributesClassName, VolumeHandle, VolumeName, VolumeSnapshotClassName, VolumeSnapshotContentName,
-    VolumeSnapshotKey,
+    ResourceHandle, ResourceVersion, SnapshotHandle, StorageClassName, Uid, UniqueVolumeName,
+    VolumeAttachmentName, VolumeAttributesClassName, VolumeHandle, VolumeName, VolumeSnapshotClassName,
+    VolumeSnapshotContentName, VolumeSnapshotKey,
 };
 pub use node::{Node, NodeVolumeStatus};
 pub use pod::Pod;

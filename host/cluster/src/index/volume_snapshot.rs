@@ -3,8 +3,8 @@
 use std::collections::{BTreeSet, HashMap};
 
 use cofferdam_domain::{
-    ClaimKey, DriverName, SnapshotHandle, VolumeSnapshot, VolumeSnapshotContent, VolumeSnapshotContentName,
-    VolumeSnapshotKey, volume_snapshot::VolumeSnapshotSource,
+    ClaimKey, DriverName, SnapshotHandle, Uid, VolumeSnapshot, VolumeSnapshotContent,
+    VolumeSnapshotContentName, VolumeSnapshotKey, volume_snapshot::VolumeSnapshotSource,
 };
 
 use super::{
@@ -21,9 +21,10 @@ impl Indexed for VolumeSnapshotContent {
     type Index = VolumeSnapshotContentIndex;
 }
 
-/// VolumeSnapshots by source claim. Those with another source are not indexed.
+/// VolumeSnapshots by uid, and by source claim if they have one.
 #[derive(Debug, Default)]
 pub struct VolumeSnapshotIndex {
+    pub(crate) by_uid: HashMap<Uid, VolumeSnapshotKey>,
     pub(crate) by_claim: HashMap<ClaimKey, BTreeSet<VolumeSnapshotKey>>,
 }
 
@@ -46,12 +47,16 @@ fn handle_of(content: &VolumeSnapshotContent) -> Option<(DriverName, SnapshotHan
 
 impl Index<VolumeSnapshot> for VolumeSnapshotIndex {
     fn insert(&mut self, snapshot: &VolumeSnapshot) {
+        self.by_uid.insert(snapshot.meta.uid.clone(), snapshot.key.clone());
         if let Some(claim) = source_claim(snapshot) {
             self.by_claim.entry(claim).or_default().insert_member(snapshot.key.clone());
         }
     }
 
     fn remove(&mut self, snapshot: &VolumeSnapshot) {
+        if self.by_uid.get(&snapshot.meta.uid) == Some(&snapshot.key) {
+            self.by_uid.remove(&snapshot.meta.uid);
+        }
         if let Some(claim) = source_claim(snapshot) {
             remove_member(&mut self.by_claim, &claim, &snapshot.key);
         }

@@ -37,5 +37,5 @@ pub use error::JournalError;
 pub use intent::{Intent, IntentClass, IntentSecrets};
 pub use ownership::{JournalLoss, OWNER_CHECK_INTERVAL};
 pub use reports::{JournalReports, LostJournals};
-pub use shard::JournalEntry;
+pub use shard::{JournalEntry, RequestedSources};
 pub use state::Journal;

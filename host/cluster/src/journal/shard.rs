@@ -6,7 +6,7 @@ use std::{
     time::Duration,
 };
 
-use cofferdam_domain::{Uid, VolumeName, ids::ResourceVersion, names};
+use cofferdam_domain::{ClaimKey, Uid, VolumeName, ids::ResourceVersion, names, storage::ContentSource};
 use futures::future::try_join_all;
 use serde::Deserialize;
 use serde_json::{Value, json};
@@ -43,6 +43,28 @@ pub struct JournalEntry {
     /// Value of the annotation [`names::confirm_no_volume`] of the claim: the reason why an operator confirms
     /// that the driver has no volume for the intent. `None` without the annotation.
     pub confirmation: Option<String>,
+}
+
+/// The sources of the volumes that a journal's intents request.
+#[derive(Clone, Debug, Default)]
+pub struct RequestedSources {
+    claims: HashMap<ContentSource, ClaimKey>,
+    /// Uid of the claim of an intent that cannot be decoded, if there is one: its volume may have any source.
+    pub undecodable: Option<Uid>,
+}
+
+impl RequestedSources {
+    /// A claim whose volume has this source; `None` if there is none.
+    pub fn claim_with_source(&self, source: &ContentSource) -> Option<&ClaimKey> {
+        self.claims.get(source)
+    }
+
+    fn add(&mut self, intent: &Intent) {
+        let requests = std::iter::once(intent).chain(intent.mended.as_deref());
+        for source in requests.filter_map(|request| request.request.source.as_ref()) {
+            self.claims.insert(source.clone(), intent.claim.clone());
+        }
+    }
 }
 
 /// A shard's ConfigMap.
@@ -96,6 +118,27 @@ impl Journal {
             }
         }
         Ok(self.has_intent_for(claim, volume))
+    }
+
+    /// Reads the sources of the volumes that the intents request, from the ConfigMaps, which another process
+    /// may have written, and from memory.
+    ///
+    /// # Errors
+    /// [`ApiError`] of the first failed read.
+    pub async fn sources_live(&self) -> Result<RequestedSources, ApiError> {
+        let mut requested = RequestedSources::default();
+        for shard in 0..SHARD_COUNT {
+            let Some(ShardContents { data, .. }) = self.fetch_shard(shard).await? else { continue };
+            for (uid, json) in data {
+                match serde_json::from_str::<Intent>(&json) {
+                    Ok(intent) => requested.add(&intent),
+                    Err(_) => requested.undecodable = Some(uid.into()),
+                }
+            }
+        }
+        let state = self.inner.state.lock();
+        state.intents.values().for_each(|tracked| requested.add(&tracked.intent));
+        Ok(requested)
     }
 
     /// Reads the ConfigMap of a shard. Returns `None` if it does not exist.

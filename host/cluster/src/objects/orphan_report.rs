@@ -1,5 +1,5 @@
-//! The ConfigMap in which the orphan scan reports volumes without a PersistentVolume, and receives requests
-//! to delete one.
+//! The ConfigMap in which the orphan scan reports the volumes or the snapshots of a driver to which no object
+//! refers, and receives requests to delete one.
 //!
 //! This module defines the ConfigMap's name, labels and decoding. The scan defines its `data`.
 
@@ -7,7 +7,7 @@ use std::{collections::BTreeMap, fmt, hash::Hasher as _};
 
 use cofferdam_domain::{DriverName, ObjectMeta};
 use fnv::FnvHasher;
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
 
 use super::{DecodeError, Kind, ObjectKey, error::parse_json, meta::Meta};
 use crate::api::{ApiResource, Scope};
@@ -16,10 +16,46 @@ use crate::api::{ApiResource, Scope};
 pub const REPORT_LABEL: &str = "cofferdam.dev/orphans";
 /// Value of [`REPORT_LABEL`].
 pub const REPORT_LABEL_VALUE: &str = "report";
-/// Prefix of the ConfigMap names.
-const NAME_PREFIX: &str = "cofferdam-orphans-";
 /// CSI's limit for driver names, in bytes.
 const MAX_DRIVER_NAME_BYTES: usize = 63;
+
+/// Kind of what a report is about.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum OrphanKind {
+    /// Volumes. Reports of versions that scanned only volumes name no kind.
+    #[default]
+    Volume,
+    /// Snapshots.
+    Snapshot,
+}
+
+impl OrphanKind {
+    /// Every kind.
+    pub const ALL: [Self; 2] = [Self::Volume, Self::Snapshot];
+
+    /// The name in ConfigMaps, in messages and on the command line.
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Volume => "volume",
+            Self::Snapshot => "snapshot",
+        }
+    }
+
+    /// Prefix of the names of the ConfigMaps. None is the start of another one.
+    const fn name_prefix(self) -> &'static str {
+        match self {
+            Self::Volume => "cofferdam-orphans-",
+            Self::Snapshot => "cofferdam-orphaned-snapshots-",
+        }
+    }
+}
+
+impl fmt::Display for OrphanKind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.as_str())
+    }
+}
 
 /// Namespace and name of a report.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -31,9 +67,9 @@ pub struct OrphanReportKey {
 }
 
 impl OrphanReportKey {
-    /// The key of a driver's report.
-    pub fn for_driver(namespace: &str, driver: &DriverName) -> Self {
-        let driver = driver.as_str();
+    /// The key of a driver's report about its volumes or its snapshots.
+    pub fn for_driver(namespace: &str, kind: OrphanKind, driver: &DriverName) -> Self {
+        let (prefix, driver) = (kind.name_prefix(), driver.as_str());
         let is_lowercase_alphanumeric = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit();
         let is_dns_label = |label: &str| {
             label.chars().all(|c| is_lowercase_alphanumeric(c) || c == '-')
@@ -42,10 +78,10 @@ impl OrphanReportKey {
         };
         let is_valid = driver.len() <= MAX_DRIVER_NAME_BYTES && driver.split('.').all(is_dns_label);
         let name = if is_valid {
-            format!("{NAME_PREFIX}{driver}")
+            format!("{prefix}{driver}")
         } else {
             // A digest of the name, so that each driver has a ConfigMap of its own.
-            format!("{NAME_PREFIX}{:016x}", fnv1a(driver))
+            format!("{prefix}{:016x}", fnv1a(driver))
         };
         Self { namespace: namespace.into(), name: name.into() }
     }
@@ -74,7 +110,7 @@ impl ObjectKey for OrphanReportKey {
     }
 }
 
-/// The ConfigMap with the orphan report of a driver.
+/// The ConfigMap with an orphan report of a driver.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct OrphanReport {
     /// Namespace and name.
@@ -132,8 +168,14 @@ mod tests {
 
     #[test]
     fn every_driver_gets_a_valid_and_unique_report_name() {
-        let name = |driver: &str| OrphanReportKey::for_driver("ns", &driver.into()).name.into_string();
-        assert_eq!(name("array.example.com"), "cofferdam-orphans-array.example.com");
+        let name = |kind: OrphanKind, driver: &str| {
+            OrphanReportKey::for_driver("ns", kind, &driver.into()).name.into_string()
+        };
+        assert_eq!(name(OrphanKind::Volume, "array.example.com"), "cofferdam-orphans-array.example.com");
+        assert_eq!(
+            name(OrphanKind::Snapshot, "array.example.com"),
+            "cofferdam-orphaned-snapshots-array.example.com"
+        );
         let drivers = [
             "",
             "Array",
@@ -148,8 +190,11 @@ mod tests {
             &"a".repeat(64),
             &"a".repeat(63),
         ];
-        let names: std::collections::BTreeSet<String> = drivers.iter().map(|driver| name(driver)).collect();
-        assert_eq!(names.len(), drivers.len());
+        let names: std::collections::BTreeSet<String> = OrphanKind::ALL
+            .iter()
+            .flat_map(|kind| drivers.iter().map(|driver| name(*kind, driver)))
+            .collect();
+        assert_eq!(names.len(), 2 * drivers.len());
         for name in names {
             assert!(name.len() <= 253, "{name}");
             assert!(

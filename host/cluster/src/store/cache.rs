@@ -45,7 +45,7 @@ pub struct Cache {
     pub nodes: ObjectStore<Node>,
     /// The ConfigMap that marks a restored cluster, if it exists.
     pub restore_markers: ObjectStore<RestoreMarker>,
-    /// ConfigMaps with the orphan reports, one per driver.
+    /// ConfigMaps with the orphan reports: for each driver one about volumes and one about snapshots.
     pub orphan_reports: ObjectStore<OrphanReport>,
     /// Keeps the first restore of the cluster from a backup that a version in a response revealed.
     pub restore_detector: RestoreDetector,
@@ -175,6 +175,12 @@ impl Cache {
             let keys = index.by_claim.get(claim).into_iter().flatten();
             keys.filter_map(|key| snapshots.get(key).cloned()).collect()
         })
+    }
+
+    /// The VolumeSnapshot with this uid.
+    pub fn snapshot_by_uid(&self, uid: &Uid) -> Option<Arc<VolumeSnapshot>> {
+        self.snapshots
+            .query(|index, snapshots| index.by_uid.get(uid).and_then(|key| snapshots.get(key)).cloned())
     }
 
     /// VolumeSnapshotContents with this driver and handle, sorted by name.

@@ -112,7 +112,8 @@ const PROVISIONER_AND_SNAPSHOT_CONTROLLER: SettingGroup =
     SettingGroup { roles: "provisioner, snapshot-controller", ..SIDECARS };
 const ATTACH_DETACH: SettingGroup =
     SettingGroup { heading: Some("Compatible with kube-controller-manager"), roles: "attach-detach", ..ALL };
-const ORPHANS: SettingGroup = SettingGroup { heading: Some("Orphans"), roles: "provisioner", ..ALL };
+const ORPHANS: SettingGroup =
+    SettingGroup { heading: Some("Orphans"), roles: "provisioner, snapshotter", ..ALL };
 const SECRETS: SettingGroup =
     SettingGroup { heading: Some("Secrets"), roles: "provisioner, attacher, resizer, snapshotter", ..ALL };
 const CSI_SERVER: SettingGroup = SettingGroup { heading: Some("CSI server"), roles: "csi-server", ..ALL };
@@ -335,8 +336,8 @@ settings! {
         disable_force_detach_on_timeout: bool = Bool, Value("false");
     }
     ORPHANS => {
-        /// Interval of scans for volumes that no object refers to, with up to 10 % jitter, or "off"; with
-        /// "off" orphans cannot be deleted either
+        /// Interval of scans for volumes and snapshots that no object refers to, with up to 10 % jitter, or
+        /// "off"; with "off" orphans cannot be deleted either
         orphan_scan_interval: ScanInterval = Text("DURATION"), Value("1h");
     }
     NODE => {

@@ -18,7 +18,7 @@ use super::{
     reconcile::Attacher,
     rules::{self, PublishedNodesByVolume},
 };
-use crate::volume_listing::{ListingError, VolumePages};
+use crate::listing::{ListingError, VolumePages};
 
 impl Attacher {
     /// Returns true if the driver publishes volumes, and its ListVolumes has the nodes that each volume is

@@ -1,36 +1,28 @@
-//! Deletes one requested volume: decides with live reads, writes the start of the deletion to the ConfigMap,
-//! decides again, calls the driver, then writes the response.
+//! Deletes one requested volume or snapshot: decides with live reads, writes the start of the deletion to the
+//! ConfigMap, decides again, calls the driver, then writes the response.
 
-use cofferdam_cluster::{ApiError, OrphanReport, deletion_freeze, queue::Action, reflector::Scope};
+use cofferdam_cluster::{
+    ApiError, OrphanReport, deletion_freeze, orphan_report::OrphanKind, queue::Action, reflector::Scope,
+    writer::CachedKind,
+};
 use cofferdam_domain::{
-    Volume, VolumeHandle,
-    storage::{Ability, ErrorKind, Finality, Secrets, VolumeOwner, VolumeStatus},
+    Volume, VolumeSnapshot, VolumeSnapshotContent,
+    storage::{ErrorKind, Finality, Secrets},
     text::printable,
 };
 use serde_json::{Value, json};
 
 use super::{
     history::ObservationHistory,
+    reads::{ScanError, has_intent},
     report::{
         DELETE, DELETING, DeletionRequest, DeletionResponse, DeletionResult, REPORT, RESPONSE, ScanReport,
     },
-    rules::{self, DeletionInput, DeletionVerdict},
+    resource::Resource,
+    rules::{self, DeletionInput, DeletionVerdict, Reference},
     scan::{DriverScanState, OrphanScanner, classify_with_history},
 };
-use crate::{
-    drivers::ManagedDriver,
-    events::EventSpec,
-    volume_listing::{ListingError, VolumePages},
-};
-
-/// A failure to read the inputs of a decision. The request is retried.
-#[derive(Debug, thiserror::Error)]
-enum VolumeLookupError {
-    #[error("cannot list the driver's volumes: {0}")]
-    Listing(#[from] ListingError),
-    #[error(transparent)]
-    Read(#[from] ApiError),
-}
+use crate::{drivers::ManagedDriver, events::EventSpec};
 
 /// Result of one step of a request.
 enum RequestStep {
@@ -38,7 +30,7 @@ enum RequestStep {
     Respond(DeletionResponse),
     /// The start of the deletion was written to the ConfigMap, or this write failed.
     Started(Result<(), ApiError>),
-    /// The inputs of the decision could not be read, or the effect of `DeleteVolume` is not known: the
+    /// The inputs of the decision could not be read, or the effect of the driver call is not known: the
     /// request is retried.
     Retry,
 }
@@ -97,8 +89,10 @@ impl OrphanScanner {
         let decision = match self.decide_deletion(driver, &request, is_started, history).await {
             Ok(decision) => decision,
             Err(error) => {
-                let volume = &request.handle;
-                tracing::warn!(driver = %name, %volume, %error, "cannot decide on a deletion; retrying");
+                let (kind, handle) = (self.context.kind, &request.handle);
+                tracing::warn!(
+                    driver = %name, %kind, %handle, %error, "cannot decide on a deletion; retrying",
+                );
                 return RequestStep::Retry;
             }
         };
@@ -111,7 +105,7 @@ impl OrphanScanner {
                 RequestStep::Respond(self.response(Some(request), DeletionResult::Deleted, message))
             }
             DeletionVerdict::Delete if is_started => {
-                self.delete_volume(driver, request).await.map_or(RequestStep::Retry, RequestStep::Respond)
+                self.call_deletion(driver, request).await.map_or(RequestStep::Retry, RequestStep::Respond)
             }
             // The inputs are read again after this write. Its success also proves that the API server is
             // reachable.
@@ -122,23 +116,30 @@ impl OrphanScanner {
         }
     }
 
-    /// Calls `DeleteVolume`. Returns `None` if the call must be retried, because it may still take effect.
-    async fn delete_volume(
+    /// Calls `DeleteVolume` or `DeleteSnapshot`. Returns `None` if the call must be retried, because it may
+    /// still take effect.
+    async fn call_deletion(
         &self,
         driver: &ManagedDriver,
         request: DeletionRequest,
     ) -> Option<DeletionResponse> {
-        let name = &driver.backend.description().name;
+        let (name, kind) = (&driver.backend.description().name, self.context.kind);
         tracing::info!(
-            driver = %name, volume = %request.handle, requested_by = %printable(&request.requested_by),
+            driver = %name, %kind, handle = %request.handle, requested_by = %printable(&request.requested_by),
             "deleting an orphan",
         );
         let call = self.context.calls.call(&self.context.term, Secrets::default());
-        match driver.backend.delete_volume(call, request.handle.clone()).await {
+        let handle = request.handle.as_str();
+        let (method, response) = match kind {
+            OrphanKind::Volume => ("DeleteVolume", driver.backend.delete_volume(call, handle.into()).await),
+            OrphanKind::Snapshot => {
+                ("DeleteSnapshot", driver.backend.delete_snapshot(call, handle.into()).await)
+            }
+        };
+        match response {
             Ok(()) => Some(self.response(Some(request), DeletionResult::Deleted, "deleted".to_owned())),
             Err(error) if error.finality != Finality::Final => {
-                let volume = &request.handle;
-                tracing::warn!(driver = %name, %volume, %error, "deleting an orphan failed; retrying");
+                tracing::warn!(driver = %name, %kind, %handle, %error, "deleting an orphan failed; retrying");
                 None
             }
             Err(error) if error.kind == ErrorKind::NotFound => Some(self.response(
@@ -146,78 +147,104 @@ impl OrphanScanner {
                 DeletionResult::Deleted,
                 "the driver returned NotFound".to_owned(),
             )),
-            Err(error) => Some(self.refused_response(Some(request), format!("DeleteVolume failed: {error}"))),
+            Err(error) => Some(self.refused_response(Some(request), format!("{method} failed: {error}"))),
         }
     }
 
-    /// Decides on a request. The driver's volumes, PersistentVolumes, intents and restore marker are read
-    /// live, and so are the resourceVersions that reveal a restore of the cluster; the claim is that of the
-    /// cache. The cluster is read last, because it may change while the driver lists. A request that is
-    /// refused at once, because the driver cannot list, deletions are frozen or it has expired, reads
-    /// nothing.
+    /// Decides on a request. The driver is listed, and the objects with handles, intents and restore marker
+    /// are read live, and so are the resourceVersions that reveal a restore of the cluster; the claim of a
+    /// volume is that of the cache. The cluster is read last, because it may change while the driver lists. A
+    /// request that is refused at once, because deletions are frozen, it has expired or the driver cannot
+    /// list, reads nothing.
     async fn decide_deletion(
         &self,
         driver: &ManagedDriver,
         request: &DeletionRequest,
         is_started: bool,
         history: &mut ObservationHistory,
-    ) -> Result<DeletionVerdict, VolumeLookupError> {
-        let (namespace, writer) = (&self.context.namespace, &self.context.writer);
-        if !driver.backend.abilities().contains(&Ability::Listing) {
-            return Ok(DeletionVerdict::Refuse(format!("the driver has no `{}`", Ability::Listing)));
-        }
-        let frozen = || DeletionVerdict::Refuse(rules::frozen_message(namespace));
+    ) -> Result<DeletionVerdict, ScanError> {
+        let (kind, namespace, writer) = (self.context.kind, &self.context.namespace, &self.context.writer);
+        let frozen = || DeletionVerdict::Refuse(rules::frozen_message(kind, namespace));
         if deletion_freeze::is_frozen(&self.context.cache) {
             return Ok(frozen());
         }
         if let Some(message) = rules::expired_message(request, self.now()).filter(|_| !is_started) {
             return Ok(DeletionVerdict::Refuse(message));
         }
-        let Some(status) = self.find_volume(driver, &request.handle).await? else {
-            return Ok(rules::decide_deletion(&DeletionInput {
-                volume: None,
-                unreadable: None,
-                unreadable_claim: None,
-                is_started,
-            }));
+        let resource = match self.find_listed(driver, request).await {
+            Ok(Some(resource)) => resource,
+            Ok(None) => {
+                return Ok(rules::decide_deletion(&DeletionInput {
+                    kind,
+                    listed: None,
+                    unreadable: None,
+                    is_started,
+                }));
+            }
+            Err(ScanError::Unlistable(reason)) => return Ok(DeletionVerdict::Refuse(reason.to_string())),
+            Err(error) => return Err(error),
         };
-        let volumes = writer.list_scope::<Volume>(&Scope::default()).await?;
-        let unreadable =
-            volumes.into_iter().find_map(|volume| volume.err().map(|undecodable| undecodable.key));
-        let has_intent_live = match &status.owner {
-            Some(owner) => driver.journal.has_intent_for_live(&owner.claim_uid, &owner.pv_name).await?,
-            None => false,
+        let unreadable = self.read_references().await?;
+        let has_owner_intent = match &resource {
+            Resource::Volume(status) => match &status.owner {
+                Some(owner) => driver.journal.has_intent_for_live(&owner.claim_uid, &owner.pv_name).await?,
+                None => false,
+            },
+            Resource::Snapshot(_) => false,
         };
+        let sources = self.requested_sources(driver).await?;
         self.context.restore_check.detect_live().await?;
         let has_marker = deletion_freeze::is_frozen_live(writer, namespace).await?;
         if has_marker || deletion_freeze::is_frozen(&self.context.cache) {
             return Ok(frozen());
         }
-        let has_intent = |owner: &VolumeOwner| {
-            has_intent_live || driver.journal.has_intent_for(&owner.claim_uid, &owner.pv_name)
-        };
-        let input =
-            self.classification_input(&driver.backend.description().name, &has_intent, None, self.now());
-        let classification = classify_with_history(&input, &status, history);
+        if is_started && resource.changed_at_ms().is_none() {
+            history.restore_started(&resource, self.now());
+        }
+        let intent = |resource: &Resource| has_owner_intent || has_intent(driver, &sources, resource);
+        let input = self.classification_input(&driver.backend.description().name, &intent, None, self.now());
+        let classification = classify_with_history(&input, &resource, history);
         Ok(rules::decide_deletion(&DeletionInput {
-            volume: Some((&status, classification)),
+            kind,
+            listed: Some((&resource, classification)),
             unreadable,
-            unreadable_claim: self.context.cache.claims.undecodable_key(),
             is_started,
         }))
     }
 
-    async fn find_volume(
+    /// Reads the objects that may refer to a volume or a snapshot into the cache. Returns one that cannot be
+    /// decoded, if there is one.
+    async fn read_references(&self) -> Result<Option<Reference>, ApiError> {
+        match self.context.kind {
+            OrphanKind::Volume => {
+                let volume = self.read_all::<Volume>().await?.map(Reference::UnreadableVolume);
+                let claim = || self.context.cache.claims.undecodable_key().map(Reference::UnreadableClaim);
+                Ok(volume.or_else(claim))
+            }
+            OrphanKind::Snapshot => {
+                let content = self.read_all::<VolumeSnapshotContent>().await?;
+                let snapshot = self.read_all::<VolumeSnapshot>().await?;
+                let unreadable = content.map(Reference::UnreadableContent);
+                Ok(unreadable.or_else(|| snapshot.map(Reference::UnreadableSnapshot)))
+            }
+        }
+    }
+
+    /// Reads all objects of a kind into the cache. Returns the key of one that cannot be decoded, if there is
+    /// one.
+    async fn read_all<K: CachedKind>(&self) -> Result<Option<K::Key>, ApiError> {
+        let objects = self.context.writer.list_scope::<K>(&Scope::default()).await?;
+        Ok(objects.into_iter().find_map(|object| object.err().map(|undecodable| undecodable.key)))
+    }
+
+    async fn find_listed(
         &self,
         driver: &ManagedDriver,
-        handle: &VolumeHandle,
-    ) -> Result<Option<VolumeStatus>, ListingError> {
-        let mut pages = VolumePages::new(
-            &*driver.backend,
-            self.context.calls.call(&self.context.term, Secrets::default()),
-        );
-        while let Some(page) = pages.next().await? {
-            if let Some(found) = page.into_iter().find(|status| status.volume.handle == *handle) {
+        request: &DeletionRequest,
+    ) -> Result<Option<Resource>, ScanError> {
+        let mut pages = self.list(driver).await?;
+        while let Some(page) = self.next_page(&mut pages).await? {
+            if let Some(found) = page.into_iter().find(|found| found.handle() == request.handle) {
                 return Ok(Some(found));
             }
         }
@@ -225,8 +252,8 @@ impl OrphanScanner {
     }
 
     /// Replaces the request, whose encoding is `text`, with its response. A newer request in `delete` is
-    /// kept. A deleted volume is also removed from the report, and an event on the ConfigMap reports its
-    /// deletion.
+    /// kept. A deleted volume or snapshot is also removed from the report, and an event on the ConfigMap
+    /// reports its deletion.
     async fn write_response(
         &self,
         driver: &ManagedDriver,
@@ -254,8 +281,8 @@ impl OrphanScanner {
         }
         if let Some(DeletionRequest { handle, requested_by, .. }) = deleted {
             let text = format!(
-                "Deleted orphaned volume {handle}, requested by {requested_by}: {}",
-                response.message
+                "Deleted orphaned {} {handle}, requested by {requested_by}: {}",
+                self.context.kind, response.message
             );
             self.emit_event(driver, &map, EventSpec::normal("OrphanDeleted", text));
         }

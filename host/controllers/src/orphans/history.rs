@@ -1,18 +1,21 @@
-//! Observes changes of volumes whose driver reports no change times.
+//! Observes changes of volumes and snapshots of which the driver reports no change times.
 
 use std::{
-    collections::{HashMap, HashSet, hash_map::DefaultHasher},
-    hash::{Hash as _, Hasher as _},
+    collections::{HashMap, HashSet},
     time::Duration,
 };
 
-use cofferdam_domain::{VolumeHandle, storage::VolumeStatus};
-use jiff::Timestamp;
+use cofferdam_domain::ResourceHandle;
+use jiff::{SignedDuration, Timestamp};
 use tokio::time::Instant;
 
-use super::{report::ScanReport, rules::LastChange};
+use super::{
+    report::ScanReport,
+    resource::Resource,
+    rules::{GRACE_PERIOD, LastChange},
+};
 
-/// Maximum observed volumes per driver. Further volumes stay within the grace period.
+/// Maximum observed volumes of a driver, or snapshots. Further ones stay within the grace period.
 const MAX_OBSERVATIONS: usize = 50_000;
 
 struct Observation {
@@ -23,9 +26,10 @@ struct Observation {
     observed_at: Instant,
 }
 
-/// Last changes of a driver's volumes, observed by this process and, through the report, by earlier ones.
+/// Last changes of a driver's volumes or snapshots, observed by this process and, through the report, by
+/// earlier ones.
 #[derive(Default)]
-pub(super) struct ObservationHistory(HashMap<VolumeHandle, Observation>);
+pub(super) struct ObservationHistory(HashMap<ResourceHandle, Observation>);
 
 impl ObservationHistory {
     /// Restores the observations of earlier processes from their report.
@@ -39,35 +43,39 @@ impl ObservationHistory {
         }
     }
 
-    /// Returns the volume's last change. A new or changed volume gets the time `now`.
-    pub(super) fn observe(&mut self, status: &VolumeStatus, now: Timestamp) -> LastChange {
-        let state = state_digest(status);
-        let handle = &status.volume.handle;
-        if let Some(observation) = self.0.get(handle).filter(|observation| observation.state == state) {
+    /// Adds the volume or snapshot of a deletion that has started, unless it is known. It was an orphan when
+    /// the deletion started, and later reports, from which this process restores its observations, do not
+    /// list it.
+    pub(super) fn restore_started(&mut self, resource: &Resource, now: Timestamp) {
+        let since = now - SignedDuration::try_from(GRACE_PERIOD).unwrap_or(SignedDuration::ZERO);
+        self.0.entry(resource.handle()).or_insert_with(|| Observation {
+            state: resource.state_digest(),
+            since,
+            age: GRACE_PERIOD,
+            observed_at: Instant::now(),
+        });
+    }
+
+    /// Returns the last change of a volume or snapshot. A new or changed one gets the time `now`.
+    pub(super) fn observe(&mut self, resource: &Resource, now: Timestamp) -> LastChange {
+        let (state, handle) = (resource.state_digest(), resource.handle());
+        if let Some(observation) = self.0.get(&handle).filter(|observation| observation.state == state) {
             return LastChange {
                 since: observation.since,
                 age: observation.age + observation.observed_at.elapsed(),
             };
         }
-        if self.0.len() < MAX_OBSERVATIONS || self.0.contains_key(handle) {
+        if self.0.len() < MAX_OBSERVATIONS || self.0.contains_key(&handle) {
             let observation =
                 Observation { state, since: now, age: Duration::ZERO, observed_at: Instant::now() };
-            self.0.insert(handle.clone(), observation);
+            self.0.insert(handle, observation);
         }
         LastChange { since: now, age: Duration::ZERO }
     }
 
-    /// Removes volumes that are not in `listed`: the volumes of a complete listing for which the driver
-    /// reports no change time and that are orphans or within the grace period.
-    pub(super) fn retain(&mut self, listed: &HashSet<VolumeHandle>) {
+    /// Removes those that are not in `listed`: the volumes or snapshots of a complete listing for which the
+    /// driver reports no change time and that are orphans or within the grace period.
+    pub(super) fn retain(&mut self, listed: &HashSet<ResourceHandle>) {
         self.0.retain(|handle, _| listed.contains(handle));
     }
-}
-
-/// Digest of the fields of a volume that change with its use. The volume condition is not part of it.
-pub(super) fn state_digest(status: &VolumeStatus) -> String {
-    // Another build may compute another hash. Its volumes then restart their grace period, which is safe.
-    let mut hasher = DefaultHasher::new();
-    (&status.volume, &status.owner, &status.published_node_ids).hash(&mut hasher);
-    format!("{:016x}", hasher.finish())
 }

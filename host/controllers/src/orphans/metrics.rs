@@ -1,5 +1,6 @@
-//! Metrics of the scan for orphaned volumes.
+//! Metrics of the scans for orphaned volumes and orphaned snapshots.
 
+use cofferdam_cluster::orphan_report::OrphanKind;
 use cofferdam_domain::DriverName;
 use jiff::Timestamp;
 use prometheus_client::{
@@ -21,33 +22,59 @@ struct ClassificationLabels {
     state: &'static str,
 }
 
-/// Handles to the metrics; clones share them.
+/// Names and help texts of the metrics of one kind.
+struct MetricNames {
+    listed: (&'static str, &'static str),
+    bytes: (&'static str, &'static str),
+    last_scan: (&'static str, &'static str),
+    errors: (&'static str, &'static str),
+}
+
+const fn names(kind: OrphanKind) -> MetricNames {
+    match kind {
+        OrphanKind::Volume => MetricNames {
+            listed: ("cofferdam_driver_volumes", "Volumes that the driver lists, by state"),
+            bytes: ("cofferdam_orphaned_bytes", "Sizes of the orphaned volumes"),
+            last_scan: (
+                "cofferdam_orphan_scan_timestamp",
+                "End of the last complete scan since the Unix epoch",
+            ),
+            errors: ("cofferdam_orphan_scan_errors", "Failed scans"),
+        },
+        OrphanKind::Snapshot => MetricNames {
+            listed: ("cofferdam_driver_snapshots", "Snapshots that the driver lists, by state"),
+            bytes: ("cofferdam_orphaned_snapshot_bytes", "Sizes of the orphaned snapshots"),
+            last_scan: (
+                "cofferdam_snapshot_scan_timestamp",
+                "End of the last complete scan of snapshots since the Unix epoch",
+            ),
+            errors: ("cofferdam_snapshot_scan_errors", "Failed scans of snapshots"),
+        },
+    }
+}
+
+/// Handles to the metrics of one kind; clones share them.
 #[derive(Clone, Debug, Default)]
 pub struct OrphanMetrics {
-    volumes: Family<ClassificationLabels, Gauge>,
+    listed: Family<ClassificationLabels, Gauge>,
     bytes: Family<DriverLabels, Gauge>,
     last_scan: Family<DriverLabels, Gauge>,
     errors: Family<DriverLabels, Counter>,
 }
 
 impl OrphanMetrics {
-    /// Registers the metrics.
-    pub fn register(registry: &mut Registry) -> Self {
+    /// Registers the metrics of a kind.
+    pub fn register(registry: &mut Registry, kind: OrphanKind) -> Self {
         let metrics = Self::default();
-        let m = metrics.clone();
-        registry.register("cofferdam_driver_volumes", "Volumes that the driver lists, by state", m.volumes);
-        registry.register("cofferdam_orphaned_bytes", "Sizes of the orphaned volumes", m.bytes);
-        registry.register_with_unit(
-            "cofferdam_orphan_scan_timestamp",
-            "End of the last complete scan since the Unix epoch",
-            Unit::Seconds,
-            m.last_scan,
-        );
-        registry.register("cofferdam_orphan_scan_errors", "Failed scans", m.errors);
+        let (m, names) = (metrics.clone(), names(kind));
+        registry.register(names.listed.0, names.listed.1, m.listed);
+        registry.register(names.bytes.0, names.bytes.1, m.bytes);
+        registry.register_with_unit(names.last_scan.0, names.last_scan.1, Unit::Seconds, m.last_scan);
+        registry.register(names.errors.0, names.errors.1, m.errors);
         metrics
     }
 
-    /// Exports a report. Nothing is exported if no scan has listed the driver's volumes: zero orphans would
+    /// Exports a report. Nothing is exported if no scan has listed anything: zero orphans would
     /// be wrong.
     pub(crate) fn record_report(&self, report: &ScanReport) {
         let counts = &report.counts;
@@ -63,7 +90,7 @@ impl OrphanMetrics {
             ("unmanaged", counts.unmanaged()),
         ] {
             let labels = ClassificationLabels { driver_name: driver_name.clone(), state };
-            self.volumes.get_or_create(&labels).set(signed(count));
+            self.listed.get_or_create(&labels).set(signed(count));
         }
         self.bytes.get_or_create(&DriverLabels { driver_name }).set(signed(report.orphaned_bytes));
     }

@@ -1,37 +1,43 @@
-//! Content of the ConfigMap `cofferdam-orphans-DRIVER`: the report, a pending and a started deletion request,
-//! and the response to the last request.
+//! Content of a report ConfigMap, which is about the volumes or the snapshots of a driver: the report, a
+//! pending and a started deletion request, and the response to the last request.
 
 use std::{collections::BTreeMap, fmt, time::Duration};
 
-use cofferdam_cluster::{OrphanReport, orphan_report};
-use cofferdam_domain::{DriverName, Uid, VolumeHandle, VolumeName};
+use cofferdam_cluster::{
+    OrphanReport,
+    orphan_report::{self, OrphanKind},
+};
+use cofferdam_domain::{DriverName, ResourceHandle, Uid, VolumeName, VolumeSnapshotContentName};
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
+/// Key of the driver's name.
+pub const DRIVER: &str = "driver";
+/// Key of the [`OrphanKind`]. Without it, the kind is [`OrphanKind::Volume`].
+pub const KIND: &str = "kind";
 /// Key of the [`ScanReport`].
 pub const REPORT: &str = "report";
 /// Key of the pending [`DeletionRequest`]. It is removed when the response is written, unless another request
 /// has replaced it meanwhile.
 pub const DELETE: &str = "delete";
 /// Key of the started [`DeletionRequest`]. It is written before the driver is called, so that the next
-/// process knows that the volume may have been deleted.
+/// process knows that the volume or snapshot may have been deleted.
 pub const DELETING: &str = "deleting";
 /// Key of the [`DeletionResponse`] to the last request.
 pub const RESPONSE: &str = "response";
 
-/// Maximum orphans that a report lists. The same limit applies separately to volumes within the grace
-/// period.
+/// Maximum orphans that a report lists. The same limit applies separately to those within the grace period.
 pub const MAX_LISTED: usize = 500;
-/// Maximum size of all listed volumes in the report's JSON, in bytes: less than half of the API's limit of 1
+/// Maximum size of all listed orphans in the report's JSON, in bytes: less than half of the API's limit of 1
 /// MiB for a ConfigMap.
 const MAX_BYTES: usize = 448 << 10;
 /// An unchanged report is rewritten after this time, so that its age shows whether the scans still run.
 const REFRESH_INTERVAL: Duration = Duration::from_secs(3600);
-/// Maximum length of a request in bytes. CSI limits volume handles to 128 bytes.
+/// Maximum length of a request in bytes. CSI limits handles to 128 bytes.
 const MAX_REQUEST_BYTES: usize = 4 << 10;
 
-/// Method of detecting leaked volumes of a driver.
+/// Method of detecting leaked volumes or snapshots of a driver.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "kind", rename_all = "kebab-case")]
 pub enum LeakDetection {
@@ -53,54 +59,76 @@ impl fmt::Display for LeakDetection {
     }
 }
 
-/// Number of volumes by classification.
+/// Number of volumes or of snapshots by classification.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
-pub struct VolumeCounts {
-    /// Volumes that a Kubernetes object, an intent in the journal or a started deletion references.
+pub struct ListedCounts {
+    /// Those that a Kubernetes object, an intent in the journal or a started deletion references.
     pub referenced: u64,
-    /// Unreferenced volumes of this cluster with the policy Delete, unchanged for 24 hours.
+    /// Unreferenced ones of this cluster with the policy Delete, unchanged for 24 hours.
     pub orphan: u64,
-    /// Unreferenced volumes of this cluster with the policy Delete, changed within 24 hours.
+    /// Unreferenced ones of this cluster with the policy Delete, changed within 24 hours.
     pub within_grace_period: u64,
-    /// Volumes without a PersistentVolume for which the driver reports no owner.
+    /// Those without an object for which the driver reports no owner.
     pub no_owner: u64,
-    /// Volumes without a PersistentVolume that were created for another cluster.
+    /// Those without an object that were created for another cluster.
     pub other_cluster: u64,
-    /// Volumes without a PersistentVolume that were created with a reclaim policy other than Delete.
+    /// Those without an object that were created with a policy other than Delete.
     pub retained: u64,
+    /// Snapshots without an object that are members of a group. No volume is.
+    pub group_member: u64,
 }
 
-impl VolumeCounts {
-    /// Volumes without a PersistentVolume that are never orphans: without an owner, of another cluster, or
-    /// with a reclaim policy other than Delete.
+impl ListedCounts {
+    /// Those without an object that are never orphans: without an owner, of another cluster, with a policy
+    /// other than Delete, or members of a group.
     pub fn unmanaged(&self) -> u64 {
-        self.no_owner.saturating_add(self.other_cluster).saturating_add(self.retained)
+        let unknown = self.no_owner.saturating_add(self.other_cluster);
+        unknown.saturating_add(self.retained).saturating_add(self.group_member)
     }
 
-    /// All volumes that the driver lists.
+    /// All volumes or snapshots that the driver lists.
     pub fn total(&self) -> u64 {
         let listed = self.referenced.saturating_add(self.orphan).saturating_add(self.within_grace_period);
         listed.saturating_add(self.unmanaged())
     }
 }
 
-/// A volume that is an orphan or within the grace period.
+/// The objects that a volume or a snapshot was created for.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(untagged)]
+pub enum CreatedFor {
+    /// Of a volume.
+    Claim {
+        /// `metadata.uid` of the PersistentVolumeClaim.
+        claim: Uid,
+        /// Name of the PersistentVolume.
+        volume: VolumeName,
+    },
+    /// Of a snapshot.
+    Snapshot {
+        /// `metadata.uid` of the VolumeSnapshot.
+        snapshot: Uid,
+        /// Name of the VolumeSnapshotContent.
+        content: VolumeSnapshotContentName,
+    },
+}
+
+/// A volume or snapshot that is an orphan or within the grace period.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Orphan {
-    /// The driver's volume handle.
-    pub handle: VolumeHandle,
+    /// The driver's id.
+    pub handle: ResourceHandle,
     /// Size in bytes, if the driver reports it.
     pub bytes: Option<u64>,
-    /// `metadata.uid` of the claim that the volume was created for.
-    pub claim: Uid,
-    /// Name of the PersistentVolume that the volume was created for.
-    pub volume: VolumeName,
+    /// The objects that it was created for.
+    #[serde(flatten)]
+    pub created_for: CreatedFor,
     /// Time of the last change.
     pub since: Timestamp,
-    /// Digest of the volume's state, if the driver reports no change times. After a restart, the next process
-    /// continues the volume's age if the digest is unchanged.
+    /// Digest of the state, if the driver reports no change times. After a restart, the next process
+    /// continues the age if the digest is unchanged.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub state: Option<String>,
 }
@@ -120,25 +148,28 @@ pub struct ScanFailure {
 pub struct ScanReport {
     /// The driver.
     pub driver: DriverName,
+    /// The kind of what was scanned.
+    #[serde(default)]
+    pub kind: OrphanKind,
     /// End of the last complete scan; `None` before the first. The ConfigMap may have an earlier one: see
     /// [`ScanReport::is_update_of`].
     pub time: Option<Timestamp>,
-    /// Method of detecting leaked volumes.
+    /// Method of detecting leaks.
     pub leak_detection: LeakDetection,
     /// True while deletions are frozen after a restore of the cluster.
     pub deletions_frozen: bool,
-    /// All volumes that the driver lists, by classification.
-    pub counts: VolumeCounts,
+    /// All volumes or snapshots that the driver lists, by classification.
+    pub counts: ListedCounts,
     /// Total size of all orphans whose size is known.
     pub orphaned_bytes: u64,
     /// Orphans by handle, at most [`MAX_LISTED`]; for the limit in bytes, see [`ScanReport::set_listed`].
     pub orphans: Vec<Orphan>,
     /// Number of orphans that are not listed.
     pub unlisted_orphans: u64,
-    /// Volumes within the grace period by handle, with the same limits as `orphans`.
+    /// Those within the grace period by handle, with the same limits as `orphans`.
     #[serde(default)]
     pub within_grace_period: Vec<Orphan>,
-    /// Number of volumes within the grace period that are missing from `within_grace_period`.
+    /// Number of those within the grace period that are missing from `within_grace_period`.
     #[serde(default)]
     pub unlisted_within_grace_period: u64,
     /// The last scan if it failed. All other fields except `deletions_frozen` are then from the last complete
@@ -147,14 +178,15 @@ pub struct ScanReport {
 }
 
 impl ScanReport {
-    /// Returns a report without volumes and without a scan.
-    pub fn new(driver: DriverName, leak_detection: LeakDetection) -> Self {
+    /// Returns a report without orphans and without a scan.
+    pub fn new(driver: DriverName, kind: OrphanKind, leak_detection: LeakDetection) -> Self {
         Self {
             driver,
+            kind,
             time: None,
             leak_detection,
             deletions_frozen: false,
-            counts: VolumeCounts::default(),
+            counts: ListedCounts::default(),
             orphaned_bytes: 0,
             orphans: Vec::new(),
             unlisted_orphans: 0,
@@ -169,12 +201,12 @@ impl ScanReport {
         serde_json::from_str(map.data_value(REPORT)?).ok()
     }
 
-    /// Lists orphans, then volumes within the grace period, up to [`MAX_LISTED`] and `MAX_BYTES`. `counts`
+    /// Lists orphans, then those within the grace period, up to [`MAX_LISTED`] and `MAX_BYTES`. `counts`
     /// must be set.
     pub fn set_listed(
         &mut self,
-        orphans: BTreeMap<VolumeHandle, Orphan>,
-        within_grace_period: BTreeMap<VolumeHandle, Orphan>,
+        orphans: BTreeMap<ResourceHandle, Orphan>,
+        within_grace_period: BTreeMap<ResourceHandle, Orphan>,
     ) {
         let mut bytes = 0;
         let mut fits = |orphan: &Orphan| {
@@ -193,7 +225,7 @@ impl ScanReport {
     }
 
     /// Removes a deleted orphan, if it is listed.
-    pub fn remove(&mut self, handle: &VolumeHandle) {
+    pub fn remove(&mut self, handle: &ResourceHandle) {
         let Some(index) = self.orphans.iter().position(|orphan| orphan.handle == *handle) else { return };
         let removed = self.orphans.remove(index);
         self.counts.orphan = self.counts.orphan.saturating_sub(1);
@@ -201,7 +233,7 @@ impl ScanReport {
     }
 
     /// Returns the listed orphan with this handle.
-    pub fn orphan(&self, handle: &VolumeHandle) -> Option<&Orphan> {
+    pub fn orphan(&self, handle: &ResourceHandle) -> Option<&Orphan> {
         self.orphans.iter().find(|orphan| orphan.handle == *handle)
     }
 
@@ -220,7 +252,7 @@ impl ScanReport {
 
     /// Returns the listed orphans that `before` does not list. If `before` did not list all of its orphans,
     /// returns none unless the number of orphans has grown.
-    pub fn new_orphans(&self, before: Option<&Self>) -> Vec<&VolumeHandle> {
+    pub fn new_orphans(&self, before: Option<&Self>) -> Vec<&ResourceHandle> {
         let new = |orphan: &&Orphan| before.is_none_or(|before| before.orphan(&orphan.handle).is_none());
         let is_uncertain = before
             .is_some_and(|before| before.unlisted_orphans > 0 && before.counts.orphan >= self.counts.orphan);
@@ -248,12 +280,12 @@ pub enum DeletionRequestError {
     Malformed(#[from] serde_json::Error),
 }
 
-/// A request to delete one volume.
+/// A request to delete one volume or snapshot, of the kind that the ConfigMap is about.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct DeletionRequest {
-    /// The volume.
-    pub handle: VolumeHandle,
+    /// The driver's id of it.
+    pub handle: ResourceHandle,
     /// Time of the request.
     pub requested_at: Timestamp,
     /// The requester, for display.
@@ -282,7 +314,7 @@ impl DeletionRequest {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum DeletionResult {
-    /// The driver has deleted the volume, or no longer has it after the deletion was started.
+    /// The driver has deleted it, or no longer has it after the deletion was started.
     Deleted,
     /// The request was refused or failed; the message is the reason.
     Refused,

@@ -1,5 +1,5 @@
-//! Scans drivers for orphaned volumes, writes reports and handles requests to delete. For each driver, it
-//! performs one effect at a time; drivers do not delay each other.
+//! Scans drivers for orphaned volumes or snapshots, writes reports and handles requests to delete. For each
+//! driver, it performs one effect at a time; drivers do not delay each other.
 
 use std::{
     collections::{HashMap, hash_map::DefaultHasher},
@@ -9,17 +9,13 @@ use std::{
 };
 
 use cofferdam_cluster::{
-    ApiError, Cache, Change, Clock, Kind, Lookup, OrphanReport, Writer, deletion_freeze,
+    ApiError, Cache, Change, Clock, Kind, Lookup, OrphanReport, SecretReader, Writer, deletion_freeze,
     metrics::Metrics,
-    orphan_report::OrphanReportKey,
+    orphan_report::{OrphanKind, OrphanReportKey},
     queue::{Action, Queue},
     writer::PatchTarget,
 };
-use cofferdam_domain::{
-    ClusterId, DriverName, VolumeHandle,
-    storage::{Ability, Secrets, VolumeOwner, VolumeStatus},
-    term::Term,
-};
+use cofferdam_domain::{ClusterId, DriverName, ResourceHandle, term::Term};
 use jiff::Timestamp;
 use serde_json::{Value, json};
 use tokio::{sync::Mutex, time::Instant};
@@ -28,20 +24,23 @@ use tokio_util::sync::CancellationToken;
 use super::{
     history::ObservationHistory,
     metrics::OrphanMetrics,
+    reads::{ScanError, has_intent},
     report::{
-        self, DELETE, DELETING, DeletionRequest, DeletionResponse, LeakDetection, REPORT, ScanFailure,
-        ScanReport,
+        self, DELETE, DELETING, DRIVER, DeletionRequest, DeletionResponse, KIND, LeakDetection, REPORT,
+        ScanFailure, ScanReport,
     },
+    resource::Resource,
     rules::{self, Classification, ClassificationInput, LastChange},
     summary::{ScanSummary, describe},
 };
 use crate::{
+    context::ProcessContext,
     drivers::ManagedDriver,
     events::{EventRecorder, EventSpec},
     reconcile::{MAX_EFFECTS, action_for_write_error, subscribe},
     restore_check::RestoreCheck,
     settings::CallSettings,
-    volume_listing::{ListingError, VolumePages},
+    snapshotter,
 };
 
 /// The maximum delay that is added to the scan interval is the interval divided by this number.
@@ -49,28 +48,64 @@ const JITTER: u32 = 10;
 
 /// Dependencies of the scan.
 pub(crate) struct OrphanContext {
-    pub(crate) cache: Arc<Cache>,
-    pub(crate) writer: Writer,
-    pub(crate) events: EventRecorder,
-    pub(crate) clock: Clock,
-    pub(crate) cluster: ClusterId,
-    pub(crate) drivers: HashMap<DriverName, ManagedDriver>,
+    /// Kind of what is scanned.
+    pub(super) kind: OrphanKind,
+    pub(super) cache: Arc<Cache>,
+    pub(super) writer: Writer,
+    /// Reads the Secrets of ListSnapshots.
+    pub(super) secrets: SecretReader,
+    pub(super) events: EventRecorder,
+    pub(super) clock: Clock,
+    pub(super) cluster: ClusterId,
+    pub(super) drivers: HashMap<DriverName, ManagedDriver>,
     /// Namespace of the reports.
-    pub(crate) namespace: String,
+    pub(super) namespace: String,
     /// Name of the process, for the jitter.
-    pub(crate) identity: String,
+    pub(super) identity: String,
     /// Interval between scans, to which up to a tenth is added. After a failed scan, `--retry-interval-max`
     /// applies if it is shorter.
-    pub(crate) interval: Duration,
-    pub(crate) calls: CallSettings,
+    pub(super) interval: Duration,
+    pub(super) calls: CallSettings,
     /// The term in which driver calls may begin.
-    pub(crate) term: Term,
-    pub(crate) restore_check: RestoreCheck,
-    pub(crate) metrics: OrphanMetrics,
-    pub(crate) queue_metrics: Metrics,
+    pub(super) term: Term,
+    pub(super) restore_check: RestoreCheck,
+    pub(super) metrics: OrphanMetrics,
+    pub(super) queue_metrics: Metrics,
 }
 
-/// Scans the drivers of this process that are not node-local.
+impl OrphanContext {
+    /// The dependencies of a scan for orphans of one kind.
+    pub(crate) fn new(
+        process: &ProcessContext,
+        kind: OrphanKind,
+        interval: Duration,
+        metrics: OrphanMetrics,
+    ) -> Self {
+        let is_cluster_wide = |driver: &ManagedDriver| !process.settings.is_node_local(&*driver.backend);
+        let drivers = process.drivers.iter().filter(|(_, driver)| is_cluster_wide(driver));
+        Self {
+            kind,
+            cache: Arc::clone(&process.cache),
+            writer: process.writer.clone(),
+            secrets: process.secrets.clone(),
+            events: process.events.clone(),
+            clock: Arc::clone(&process.clock),
+            cluster: process.cluster.clone(),
+            // A driver has one report: the processes of several nodes would overwrite each other's.
+            drivers: drivers.map(|(name, driver)| (name.clone(), driver.clone())).collect(),
+            namespace: process.settings.namespace.clone(),
+            identity: process.settings.identity.clone(),
+            interval,
+            calls: process.settings.calls,
+            term: process.term.clone(),
+            restore_check: process.restore_check.clone(),
+            metrics,
+            queue_metrics: process.queue_metrics.clone(),
+        }
+    }
+}
+
+/// Scans the drivers of this process that are not node-local, for orphans of one kind.
 pub(crate) struct OrphanScanner {
     pub(super) context: OrphanContext,
     queue: Queue<DriverName>,
@@ -103,7 +138,7 @@ impl OrphanScanner {
         };
         Arc::new(Self {
             scan_states: context.drivers.keys().map(|name| (name.clone(), scan_state())).collect(),
-            queue: Queue::new("orphans", context.calls.backoff(), &context.queue_metrics),
+            queue: Queue::new(queue_name(context.kind), context.calls.backoff(), &context.queue_metrics),
             context,
         })
     }
@@ -129,13 +164,20 @@ impl OrphanScanner {
         });
     }
 
-    /// Processes the queue until `stop`. Waits for the first list of reports itself, because the manager does
-    /// not wait for an optional watch.
+    /// Processes the queue until `stop`. Waits for the first lists of the optional watches itself, because
+    /// the manager does not wait for them.
     pub(crate) async fn run(self: &Arc<Self>, stop: CancellationToken) {
+        let cache = &self.context.cache;
+        let synced = async {
+            cache.orphan_reports.wait_synced().await;
+            if self.context.kind == OrphanKind::Snapshot {
+                cache.snapshots.wait_synced().await;
+            }
+        };
         tokio::select! {
             biased;
             () = stop.cancelled() => return,
-            () = self.context.cache.orphan_reports.wait_synced() => {}
+            () = synced => {}
         }
         self.scan_states.keys().for_each(|name| self.queue.add(name.clone()));
         let controller = Arc::clone(self);
@@ -204,7 +246,7 @@ impl OrphanScanner {
     }
 
     pub(super) fn report_key(&self, driver: &DriverName) -> OrphanReportKey {
-        OrphanReportKey::for_driver(&self.context.namespace, driver)
+        OrphanReportKey::for_driver(&self.context.namespace, self.context.kind, driver)
     }
 
     /// The wall clock, truncated to milliseconds as in reports.
@@ -213,45 +255,51 @@ impl OrphanScanner {
         Timestamp::from_millisecond(now.as_millisecond()).unwrap_or(now)
     }
 
-    /// Classifies every volume that the driver lists, and updates the history. Writes no object.
+    /// Classifies every volume or snapshot that the driver lists, and updates the history. Writes no object.
     async fn scan(
         &self,
         driver: &ManagedDriver,
         config_map: Option<&OrphanReport>,
         scan_state: &mut DriverScanState,
-    ) -> Result<ScanReport, ListingError> {
-        let name = &driver.backend.description().name;
-        if !driver.backend.abilities().contains(&Ability::Listing) {
-            let message = format!("the driver has no `{}`", Ability::Listing);
-            return Ok(ScanReport::new(name.clone(), LeakDetection::None { message }));
-        }
+    ) -> Result<ScanReport, ScanError> {
+        let (name, kind) = (&driver.backend.description().name, self.context.kind);
         let deleting = config_map.and_then(|map| DeletionRequest::parse(map.data_value(DELETING)?).ok());
         let deleting = deleting.as_ref().map(|request| &request.handle);
         let mut summary = ScanSummary::default();
-        let mut pages = VolumePages::new(
-            &*driver.backend,
-            self.context.calls.call(&self.context.term, Secrets::default()),
-        );
-        while let Some(page) = pages.next().await? {
-            let intent =
-                |owner: &VolumeOwner| driver.journal.has_intent_for(&owner.claim_uid, &owner.pv_name);
-            let now = self.now();
-            for status in page {
-                let input = self.classification_input(name, &intent, deleting, now);
-                let classification = classify_with_history(&input, &status, &mut scan_state.history);
-                summary.add(status, classification);
+        let listed = async {
+            let mut pages = self.list(driver).await?;
+            let sources = self.requested_sources(driver).await?;
+            let intent = |resource: &Resource| has_intent(driver, &sources, resource);
+            while let Some(page) = self.next_page(&mut pages).await? {
+                let now = self.now();
+                for resource in page {
+                    let input = self.classification_input(name, &intent, deleting, now);
+                    let classification = classify_with_history(&input, &resource, &mut scan_state.history);
+                    summary.add(&resource, classification);
+                }
             }
+            Ok(())
+        };
+        match listed.await {
+            Ok(()) => {}
+            Err(ScanError::Unlistable(reason)) => {
+                let message = reason.to_string();
+                return Ok(ScanReport::new(name.clone(), kind, LeakDetection::None { message }));
+            }
+            Err(error) => return Err(error),
         }
+        summary.observed_handles.extend(deleting.cloned());
         scan_state.history.retain(&summary.observed_handles);
-        Ok(summary.into_report(name.clone()))
+        Ok(summary.into_report(name.clone(), kind))
     }
 
-    /// Returns the input to classify a volume of the driver by the objects that are in the cache now.
+    /// Returns the input to classify a volume or snapshot of the driver by the objects that are in the cache
+    /// now.
     pub(super) fn classification_input<'a>(
         &'a self,
         driver: &'a DriverName,
-        has_intent: &'a dyn Fn(&VolumeOwner) -> bool,
-        deleting: Option<&'a VolumeHandle>,
+        has_intent: &'a dyn Fn(&Resource) -> bool,
+        deleting: Option<&'a ResourceHandle>,
         now: Timestamp,
     ) -> ClassificationInput<'a> {
         ClassificationInput {
@@ -271,7 +319,7 @@ impl OrphanScanner {
         driver: &DriverName,
         last_report: Option<ScanReport>,
         is_frozen: bool,
-        scan: Result<ScanReport, ListingError>,
+        scan: Result<ScanReport, ScanError>,
         scan_state: &mut DriverScanState,
     ) -> ScanReport {
         let now = self.now();
@@ -284,13 +332,17 @@ impl OrphanScanner {
             }
             Err(error) => {
                 let message = error.to_string();
-                tracing::warn!(%driver, "cannot scan for orphaned volumes: {message}");
+                tracing::warn!(%driver, "cannot scan for orphaned {}s: {message}", self.context.kind);
                 self.context.metrics.record_scan_failure(driver);
                 scan_state.next_scan =
                     Instant::now() + self.context.interval.min(self.context.calls.retry_interval_max);
                 let reason = "no scan has completed yet".to_owned();
                 let last_report = last_report.unwrap_or_else(|| {
-                    ScanReport::new(driver.clone(), LeakDetection::None { message: reason })
+                    ScanReport::new(
+                        driver.clone(),
+                        self.context.kind,
+                        LeakDetection::None { message: reason },
+                    )
                 });
                 ScanReport {
                     deletions_frozen: is_frozen,
@@ -316,13 +368,17 @@ impl OrphanScanner {
         if last_report.as_ref().is_some_and(|last_report| !report.is_update_of(last_report)) {
             return Ok(());
         }
-        let data = json!({"driver": report.driver, REPORT: json!(report).to_string()});
+        let data = json!({DRIVER: report.driver, KIND: report.kind, REPORT: json!(report).to_string()});
         match self.write(&report.driver, config_map, data).await {
             Ok(map) => {
                 let new_orphans = report.new_orphans(last_report.as_ref());
                 if !new_orphans.is_empty() {
                     let text = describe(&report, &new_orphans, &map.key.namespace);
-                    self.emit_event(driver, &map, EventSpec::warning("OrphanedVolumes", text));
+                    let reason = match report.kind {
+                        OrphanKind::Volume => "OrphanedVolumes",
+                        OrphanKind::Snapshot => "OrphanedSnapshots",
+                    };
+                    self.emit_event(driver, &map, EventSpec::warning(reason, text));
                 }
                 Ok(())
             }
@@ -363,23 +419,36 @@ impl OrphanScanner {
 
     /// Emits an event on the ConfigMap.
     pub(super) fn emit_event(&self, driver: &ManagedDriver, map: &OrphanReport, event: EventSpec) {
-        tracing::info!(driver = %driver.backend.description().name, "{}", event.text);
-        self.context.events.emit(map, &driver.component, event);
+        let name = &driver.backend.description().name;
+        tracing::info!(driver = %name, "{}", event.text);
+        match self.context.kind {
+            OrphanKind::Volume => self.context.events.emit(map, &driver.component, event),
+            OrphanKind::Snapshot => self.context.events.emit(map, &snapshotter::event_component(name), event),
+        }
     }
 }
 
-/// Classifies a volume. If the driver reports no change time for a volume that may be an orphan, takes the
-/// time of its last change from the history, which also records the volume's current state.
+/// Name of the work queue of a kind.
+const fn queue_name(kind: OrphanKind) -> &'static str {
+    match kind {
+        OrphanKind::Volume => "orphans",
+        OrphanKind::Snapshot => "orphaned_snapshots",
+    }
+}
+
+/// Classifies a volume or snapshot. If the driver reports no change time of one that may be an orphan, takes
+/// the time of its last change from the history, which also records its current state.
 pub(super) fn classify_with_history(
     input: &ClassificationInput<'_>,
-    status: &VolumeStatus,
+    resource: &Resource,
     history: &mut ObservationHistory,
 ) -> Classification {
-    let classification = rules::classify(input, status, None);
-    // The history is needed only for volumes that may be orphans.
-    if status.changed_at_ms.is_none() && matches!(classification, Classification::WithinGracePeriod { .. }) {
-        let last_change: LastChange = history.observe(status, input.now);
-        return rules::classify(input, status, Some(last_change));
+    let classification = rules::classify(input, resource, None);
+    // The history is needed only for those that may be orphans.
+    let may_be_orphan = matches!(classification, Classification::WithinGracePeriod { .. });
+    if resource.changed_at_ms().is_none() && may_be_orphan {
+        let last_change: LastChange = history.observe(resource, input.now);
+        return rules::classify(input, resource, Some(last_change));
     }
     classification
 }

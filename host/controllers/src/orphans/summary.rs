@@ -1,50 +1,53 @@
-//! Counts and collects a driver's volumes during a scan.
+//! Counts and collects a driver's volumes or snapshots during a scan.
 
 use std::collections::{BTreeMap, HashSet};
 
-use cofferdam_domain::{DriverName, VolumeHandle, storage::VolumeStatus};
+use cofferdam_cluster::orphan_report::OrphanKind;
+use cofferdam_domain::{DriverName, ResourceHandle};
 use jiff::Timestamp;
 
 use super::{
-    history,
-    report::{LeakDetection, MAX_LISTED, Orphan, ScanReport, VolumeCounts},
+    report::{LeakDetection, ListedCounts, MAX_LISTED, Orphan, ScanReport},
+    resource::Resource,
     rules::{Classification, Unmanaged},
 };
 
 /// Maximum handles in an event. The report lists more, up to its own limits.
 const MAX_NAMED_HANDLES: usize = 3;
 
-/// Volumes by classification, and the volumes for the report.
+/// Counts by classification, and the orphans for the report.
 #[derive(Default)]
 pub(super) struct ScanSummary {
-    counts: VolumeCounts,
+    counts: ListedCounts,
     bytes: u64,
     /// The first [`MAX_LISTED`] orphans by handle.
-    orphans: BTreeMap<VolumeHandle, Orphan>,
-    /// The first [`MAX_LISTED`] volumes within the grace period, by handle.
-    within_grace_period: BTreeMap<VolumeHandle, Orphan>,
+    orphans: BTreeMap<ResourceHandle, Orphan>,
+    /// The first [`MAX_LISTED`] volumes or snapshots within the grace period, by handle.
+    within_grace_period: BTreeMap<ResourceHandle, Orphan>,
     has_owners: bool,
-    /// Orphans and volumes within the grace period for which the driver reports no change time.
-    pub(super) observed_handles: HashSet<VolumeHandle>,
+    /// Handles of orphans, and of those within the grace period, of which the driver reports no change time.
+    pub(super) observed_handles: HashSet<ResourceHandle>,
 }
 
 impl ScanSummary {
-    /// Counts a volume, and collects it for the report if it is an orphan or within the grace period.
-    pub(super) fn add(&mut self, status: VolumeStatus, classification: Classification) {
-        self.has_owners |= status.owner.is_some();
+    /// Counts a volume or snapshot, and collects it for the report if it is an orphan or within the grace
+    /// period.
+    pub(super) fn add(&mut self, resource: &Resource, classification: Classification) {
+        self.has_owners |= resource.created_for().is_some();
         match classification {
             Classification::Referenced(_) => self.counts.referenced += 1,
             Classification::Unmanaged(Unmanaged::NoOwner) => self.counts.no_owner += 1,
             Classification::Unmanaged(Unmanaged::OtherCluster) => self.counts.other_cluster += 1,
             Classification::Unmanaged(Unmanaged::Retained(_)) => self.counts.retained += 1,
+            Classification::Unmanaged(Unmanaged::GroupMember(_)) => self.counts.group_member += 1,
             Classification::WithinGracePeriod { since } => {
-                let Some(volume) = self.build_orphan(status, since) else { return };
-                if insert(&mut self.within_grace_period, volume) {
+                let Some(recent) = self.build_orphan(resource, since) else { return };
+                if insert(&mut self.within_grace_period, recent) {
                     self.counts.within_grace_period += 1;
                 }
             }
             Classification::Orphan { since } => {
-                let Some(orphan) = self.build_orphan(status, since) else { return };
+                let Some(orphan) = self.build_orphan(resource, since) else { return };
                 let bytes = orphan.bytes.unwrap_or_default();
                 if insert(&mut self.orphans, orphan) {
                     self.counts.orphan += 1;
@@ -54,24 +57,24 @@ impl ScanSummary {
         }
     }
 
-    fn build_orphan(&mut self, status: VolumeStatus, since: Timestamp) -> Option<Orphan> {
-        let state = status.changed_at_ms.is_none().then(|| history::state_digest(&status));
-        let (handle, bytes) = (status.volume.handle, status.volume.capacity);
+    fn build_orphan(&mut self, resource: &Resource, since: Timestamp) -> Option<Orphan> {
+        let state = resource.changed_at_ms().is_none().then(|| resource.state_digest());
+        let (handle, bytes) = (resource.handle(), resource.bytes());
         if state.is_some() {
             self.observed_handles.insert(handle.clone());
         }
-        let owner = status.owner?;
-        Some(Orphan { handle, bytes, claim: owner.claim_uid, volume: owner.pv_name, since, state })
+        let created_for = resource.created_for()?;
+        Some(Orphan { handle, bytes, created_for, since, state })
     }
 
-    /// Converts the counts and the collected volumes into a report.
-    pub(super) fn into_report(self, driver: DriverName) -> ScanReport {
+    /// Converts the counts and the collected orphans into a report.
+    pub(super) fn into_report(self, driver: DriverName, kind: OrphanKind) -> ScanReport {
         let leak_detection = if self.has_owners || self.counts.total() == 0 {
             LeakDetection::Owner
         } else {
             LeakDetection::None { message: "the driver reports no owners".to_owned() }
         };
-        let mut report = ScanReport::new(driver, leak_detection);
+        let mut report = ScanReport::new(driver, kind, leak_detection);
         report.counts = self.counts;
         report.orphaned_bytes = self.bytes;
         report.set_listed(self.orphans, self.within_grace_period);
@@ -79,9 +82,9 @@ impl ScanSummary {
     }
 }
 
-/// Inserts a volume. Returns false if it is already listed: a listing that changes between pages may repeat a
-/// volume.
-fn insert(listed: &mut BTreeMap<VolumeHandle, Orphan>, orphan: Orphan) -> bool {
+/// Inserts an orphan. Returns false if it is already listed: a listing that changes between pages may repeat
+/// one.
+fn insert(listed: &mut BTreeMap<ResourceHandle, Orphan>, orphan: Orphan) -> bool {
     let new = listed.insert(orphan.handle.clone(), orphan).is_none();
     if listed.len() > MAX_LISTED {
         listed.pop_last();
@@ -89,12 +92,12 @@ fn insert(listed: &mut BTreeMap<VolumeHandle, Orphan>, orphan: Orphan) -> bool {
     new
 }
 
-/// Message of the event `OrphanedVolumes`. `namespace` is that of the report.
-pub(super) fn describe(report: &ScanReport, new_orphans: &[&VolumeHandle], namespace: &str) -> String {
+/// Message of the events `OrphanedVolumes` and `OrphanedSnapshots`. `namespace` is that of the report.
+pub(super) fn describe(report: &ScanReport, new_orphans: &[&ResourceHandle], namespace: &str) -> String {
     let named: Vec<&str> = new_orphans.iter().take(MAX_NAMED_HANDLES).map(|handle| handle.as_str()).collect();
     let ellipsis = if new_orphans.len() > MAX_NAMED_HANDLES { ", …" } else { "" };
-    let (count, driver) = (report.counts.orphan, &report.driver);
-    let orphaned = if count == 1 { "1 volume is" } else { &format!("{count} volumes are") };
+    let (count, driver, kind) = (report.counts.orphan, &report.driver, report.kind);
+    let orphaned = if count == 1 { format!("1 {kind} is") } else { format!("{count} {kind}s are") };
     format!(
         "{orphaned} orphaned, new: {}{ellipsis}. See `cofferdam orphans --namespace {namespace} --driver \
          {driver}`",

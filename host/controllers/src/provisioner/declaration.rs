@@ -6,7 +6,7 @@ use cofferdam_backend::Backend;
 use cofferdam_cluster::{
     OrphanReport,
     deletion_freeze::{self, RestoreMarker},
-    orphan_report,
+    orphan_report::{self, OrphanKind},
     writer::CachedKind,
 };
 use cofferdam_domain::{
@@ -23,7 +23,6 @@ use super::{
 use crate::{
     context::ProcessContext,
     controller::DeclaredController,
-    drivers::ManagedDriver,
     node_local::LocalNode,
     orphans::{OrphanContext, OrphanScanner, metrics::OrphanMetrics},
     protection, pv_controller,
@@ -124,29 +123,6 @@ fn options(process: &ProcessContext) -> ProvisionerOptions {
     }
 }
 
-/// Dependencies of the scan for orphaned volumes.
-fn orphan_context(process: &ProcessContext, interval: Duration, metrics: OrphanMetrics) -> OrphanContext {
-    let is_cluster_wide = |driver: &ManagedDriver| !process.settings.is_node_local(&*driver.backend);
-    let drivers = process.drivers.iter().filter(|(_, driver)| is_cluster_wide(driver));
-    OrphanContext {
-        cache: Arc::clone(&process.cache),
-        writer: process.writer.clone(),
-        events: process.events.clone(),
-        clock: Arc::clone(&process.clock),
-        cluster: process.cluster.clone(),
-        // A driver has one report: the processes of several nodes would overwrite each other's.
-        drivers: drivers.map(|(name, driver)| (name.clone(), driver.clone())).collect(),
-        namespace: process.settings.namespace.clone(),
-        identity: process.settings.identity.clone(),
-        interval,
-        calls: process.settings.calls,
-        term: process.term.clone(),
-        restore_check: process.restore_check.clone(),
-        metrics,
-        queue_metrics: process.queue_metrics.clone(),
-    }
-}
-
 impl DeclaredController for Provisioner {
     const ROLE: Role = ROLE;
     const HELP: &'static str = "Provisions volumes for PersistentVolumeClaims and deletes released volumes";
@@ -197,7 +173,7 @@ impl DeclaredController for Provisioner {
     }
 
     fn register_metrics(registry: &mut Registry) -> Self::Metrics {
-        (ProvisionerMetrics::register(registry), OrphanMetrics::register(registry))
+        (ProvisionerMetrics::register(registry), OrphanMetrics::register(registry, OrphanKind::Volume))
     }
 
     fn context(
@@ -225,8 +201,9 @@ impl DeclaredController for Provisioner {
             channels: Arc::clone(&process.channels),
             stuck_after: process.settings.provisioner.stuck_after,
             restore_check: process.restore_check.clone(),
-            orphans: orphan_scan_interval(settings, &backends)
-                .map(|interval| OrphanScanner::new(orphan_context(process, interval, orphan_metrics))),
+            orphans: orphan_scan_interval(settings, &backends).map(|interval| {
+                OrphanScanner::new(OrphanContext::new(process, OrphanKind::Volume, interval, orphan_metrics))
+            }),
             metrics,
             queue_metrics: process.queue_metrics.clone(),
         }

@@ -21,8 +21,8 @@ use super::reconcile::Provisioner;
 use crate::{
     drivers::ManagedDriver,
     events::EventSpec,
+    listing::{ListingError, VolumePages},
     step_recorder::StepRecorder,
-    volume_listing::{ListingError, VolumePages},
 };
 
 /// The reason why a confirmation that the driver has no volume has no effect: the message of an event.

@@ -89,7 +89,7 @@ pub enum SnapshotParameterError {
 
 /// The tokens of a template that have a value.
 struct Tokens<'a> {
-    content: &'a VolumeSnapshotContentName,
+    content: Option<&'a VolumeSnapshotContentName>,
     namespace: Option<&'a str>,
     name: Option<&'a str>,
 }
@@ -97,7 +97,7 @@ struct Tokens<'a> {
 impl Tokens<'_> {
     fn value_of(&self, token: &str) -> Option<&str> {
         match token {
-            "volumesnapshotcontent.name" => Some(self.content.as_str()),
+            "volumesnapshotcontent.name" => self.content.map(VolumeSnapshotContentName::as_str),
             "volumesnapshot.namespace" => self.namespace,
             "volumesnapshot.name" => self.name,
             _ => None,
@@ -105,6 +105,9 @@ impl Tokens<'_> {
     }
 
     const fn expected(&self) -> &'static str {
+        if self.content.is_none() {
+            return "none, because all snapshots are listed";
+        }
         match (self.namespace, self.name) {
             (Some(_), Some(_)) => {
                 "${volumesnapshotcontent.name}, ${volumesnapshot.namespace} or ${volumesnapshot.name}"
@@ -124,7 +127,8 @@ pub fn snapshot_secret(
     snapshot: &VolumeSnapshotKey,
     content: &VolumeSnapshotContentName,
 ) -> Result<Option<SecretRef>, SnapshotParameterError> {
-    let name = Tokens { content, namespace: Some(&snapshot.namespace), name: Some(&snapshot.name) };
+    let name =
+        Tokens { content: Some(content), namespace: Some(&snapshot.namespace), name: Some(&snapshot.name) };
     // A user must not select a Secret of another namespace with the name of a VolumeSnapshot.
     let namespace = Tokens { name: None, ..name };
     find_secret(class, &SNAPSHOTTER, &name, &namespace)
@@ -138,7 +142,18 @@ pub fn list_secret(
     class: &VolumeSnapshotClass,
     content: &VolumeSnapshotContentName,
 ) -> Result<Option<SecretRef>, SnapshotParameterError> {
-    let tokens = Tokens { content, namespace: None, name: None };
+    let tokens = Tokens { content: Some(content), namespace: None, name: None };
+    find_secret(class, &LISTER, &tokens, &tokens)
+}
+
+/// Returns the Secret of a ListSnapshots call that is for no content. `None` if the class names none.
+///
+/// # Errors
+/// [`SnapshotParameterError`]; also if the Secret depends on a content.
+pub fn list_secret_without_content(
+    class: &VolumeSnapshotClass,
+) -> Result<Option<SecretRef>, SnapshotParameterError> {
+    let tokens = Tokens { content: None, namespace: None, name: None };
     find_secret(class, &LISTER, &tokens, &tokens)
 }
 

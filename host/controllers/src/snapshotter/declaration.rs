@@ -1,10 +1,16 @@
-//! Declaration of the snapshotter.
+//! Declaration of the snapshotter, which includes the scan for orphaned snapshots.
 
 use std::sync::Arc;
 
 use cofferdam_backend::Backend;
-use cofferdam_cluster::deletion_freeze::{self, RestoreMarker};
-use cofferdam_domain::{DriverName, VolumeSnapshotClass, VolumeSnapshotContent, storage::Ability};
+use cofferdam_cluster::{
+    OrphanReport,
+    deletion_freeze::{self, RestoreMarker},
+    orphan_report::{self, OrphanKind},
+};
+use cofferdam_domain::{
+    DriverName, VolumeSnapshot, VolumeSnapshotClass, VolumeSnapshotContent, storage::Ability,
+};
 use prometheus_client::registry::Registry;
 
 use super::reconcile::{Snapshotter, SnapshotterContext};
@@ -12,6 +18,7 @@ use crate::{
     context::ProcessContext,
     controller::DeclaredController,
     error::ControllerManagerError,
+    orphans::{OrphanContext, OrphanScanner, metrics::OrphanMetrics},
     provisioner::settings::is_valid_prefix,
     rbac::{DriverPlacement, Rule, RuleSet, SNAPSHOT, WATCH},
     role::Role,
@@ -23,10 +30,13 @@ use crate::{
 pub const ROLE: Role = Role::new("snapshotter");
 
 /// RBAC rules of this controller, in addition to those of every process. Upstream's counterpart is
-/// csi-snapshotter's ClusterRole.
+/// csi-snapshotter's ClusterRole. The restore marker and orphan reports are ConfigMaps of the process's
+/// namespace, and so is the journal, which the scan for orphans reads.
 const RULES: &[Rule] = &[
-    Rule::own_config_maps(&["create", "get", "list", "watch"]),
+    Rule::own_config_maps(&["create", "get", "list", "patch", "watch"]),
     Rule::driver_secrets(),
+    // The scan for orphans.
+    Rule::cluster(SNAPSHOT, "volumesnapshots", WATCH),
     Rule::cluster(SNAPSHOT, "volumesnapshotclasses", WATCH),
     Rule::cluster(SNAPSHOT, "volumesnapshotcontents", &["get", "list", "patch", "watch"]),
     Rule::cluster(SNAPSHOT, "volumesnapshotcontents/status", &["patch"]),
@@ -37,7 +47,7 @@ impl DeclaredController for Snapshotter {
     const HELP: &'static str = "Creates and deletes the snapshots of VolumeSnapshotContents";
     const REPLACES: &'static str = "csi-snapshotter";
     const NEEDS_DRIVER: bool = true;
-    type Metrics = ();
+    type Metrics = OrphanMetrics;
 
     fn lease_name(driver: &DriverName) -> String {
         format!("external-snapshotter-leader-{driver}")
@@ -57,20 +67,30 @@ impl DeclaredController for Snapshotter {
     }
 
     fn watches(settings: &Settings, _: &[Arc<dyn Backend>]) -> Vec<WatchSpec> {
-        vec![
+        let namespace = &settings.namespace;
+        let mut watches = vec![
             WatchSpec::all::<VolumeSnapshotContent>(),
             WatchSpec::all::<VolumeSnapshotClass>(),
-            WatchSpec::scoped::<RestoreMarker>(deletion_freeze::marker_scope(&settings.namespace)),
-        ]
+            WatchSpec::scoped::<RestoreMarker>(deletion_freeze::marker_scope(namespace)),
+        ];
+        // The sidecar's rights lack both.
+        if settings.provisioner.orphan_scan_interval.is_some() {
+            let reports = orphan_report::report_scope(namespace);
+            watches.push(WatchSpec::scoped::<OrphanReport>(reports).optional());
+            watches.push(WatchSpec::all::<VolumeSnapshot>().optional());
+        }
+        watches
     }
 
     fn rbac_rules(_: DriverPlacement) -> RuleSet {
         &[RULES]
     }
 
-    fn register_metrics(_: &mut Registry) -> Self::Metrics {}
+    fn register_metrics(registry: &mut Registry) -> Self::Metrics {
+        OrphanMetrics::register(registry, OrphanKind::Snapshot)
+    }
 
-    fn context(process: &ProcessContext, (): ()) -> SnapshotterContext {
+    fn context(process: &ProcessContext, metrics: OrphanMetrics) -> SnapshotterContext {
         let takes_snapshots = |backend: &Arc<dyn Backend>| backend.abilities().contains(&Ability::Snapshots);
         let drivers = process.drivers.iter().filter(|(_, driver)| takes_snapshots(&driver.backend));
         SnapshotterContext {
@@ -87,6 +107,9 @@ impl DeclaredController for Snapshotter {
             calls: process.settings.calls,
             term: process.term.clone(),
             restore_check: process.restore_check.clone(),
+            orphans: process.settings.provisioner.orphan_scan_interval.map(|interval| {
+                OrphanScanner::new(OrphanContext::new(process, OrphanKind::Snapshot, interval, metrics))
+            }),
             queue_metrics: process.queue_metrics.clone(),
         }
     }

@@ -27,6 +27,7 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use super::{
+    event_component,
     polls::Polls,
     rules::{self, ContentError, CreatedVerdict, SnapshotterVerdict},
     settings::SnapshotSettings,
@@ -35,6 +36,7 @@ use crate::{
     controller::Controller,
     drivers::ManagedDriver,
     events::{EventRecorder, EventSpec},
+    orphans::OrphanScanner,
     reconcile::{EVENT_REPEAT_INTERVAL, MAX_EFFECTS, action_for_write_error, subscribe},
     restore_check::RestoreCheck,
     settings::CallSettings,
@@ -60,6 +62,8 @@ pub(crate) struct SnapshotterContext {
     /// The term in which driver calls may begin.
     pub(super) term: Term,
     pub(super) restore_check: RestoreCheck,
+    /// The scan for orphaned snapshots. `None` if scans are disabled.
+    pub(super) orphans: Option<Arc<OrphanScanner>>,
     pub(super) queue_metrics: Metrics,
 }
 
@@ -88,6 +92,7 @@ impl Controller for Snapshotter {
         subscribe(self, &cache.snapshot_contents, Self::content_changed);
         subscribe(self, &cache.snapshot_classes, Self::class_changed);
         subscribe(self, &cache.restore_markers, Self::restore_marker_changed);
+        self.context.orphans.iter().for_each(OrphanScanner::subscribe);
     }
 
     async fn run(self: Arc<Self>, stop: CancellationToken) {
@@ -99,7 +104,8 @@ impl Controller for Snapshotter {
                 async move { controller.reconcile(&driver, &name).await }
             })
         });
-        futures::future::join_all(queues).await;
+        let scans = self.context.orphans.iter().map(|orphans| orphans.run(stop.clone()));
+        tokio::join!(futures::future::join_all(queues), futures::future::join_all(scans));
     }
 }
 
@@ -231,7 +237,7 @@ impl Snapshotter {
     }
 
     fn component(content: &VolumeSnapshotContent) -> String {
-        format!("csi-snapshotter {}", content.driver)
+        event_component(&content.driver)
     }
 
     /// Forgets a content that needs no further call.

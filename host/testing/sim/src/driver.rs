@@ -14,8 +14,8 @@ use cofferdam_domain::{
         Ability, AccessType, Capacity, CapacityQuery, CapacityRange, ConnectionInfo, ContentSource,
         CreateSnapshot, CreateVolume, CreatedVolume, CsiAccessMode, Description, ErrorKind, ExpandVolume,
         ExpandedVolume, Feature, Finality, PageRequest, Parameters, Placement, PublishVolume, Readiness,
-        Secret, Secrets, Segments, Snapshot, StorageError, ValidateVolume, Validation, VolumePage,
-        VolumeStatus,
+        Secret, Secrets, Segments, Snapshot, SnapshotPage, StorageError, ValidateVolume, Validation,
+        VolumePage, VolumeStatus,
     },
 };
 use futures::future::BoxFuture;
@@ -158,6 +158,8 @@ pub struct SnapshotBehavior {
     pub create_faults: Vec<DriverFault>,
     /// Faults of delete calls: one for each call, in order. Later calls have no fault.
     pub delete_faults: Vec<DriverFault>,
+    /// Faults of list calls: one for each call, in order. Later calls have no fault.
+    pub list_faults: Vec<DriverFault>,
 }
 
 /// A snapshot of the array.
@@ -227,6 +229,7 @@ struct Array {
     polls_until_ready: usize,
     snapshot_faults: VecDeque<DriverFault>,
     snapshot_delete_faults: VecDeque<DriverFault>,
+    snapshot_list_faults: VecDeque<DriverFault>,
     /// Create requests of snapshots that have taken effect or still may, by name.
     pending_snapshots: BTreeSet<String>,
     listing: Option<ListingBehavior>,
@@ -337,6 +340,19 @@ impl ScriptedDriver {
         array.polls_until_ready = snapshots.polls_until_ready;
         array.snapshot_faults = snapshots.create_faults.into();
         array.snapshot_delete_faults = snapshots.delete_faults.into();
+        array.snapshot_list_faults = snapshots.list_faults.into();
+    }
+
+    /// Adds a snapshot to the array that is ready, as one of a lost response.
+    pub fn insert_snapshot(&self, request: CreateSnapshot) {
+        let mut array = self.lock();
+        let calls = array.polls_until_ready + 1;
+        array.snapshots.insert(request.name.clone(), ArraySnapshot { request, size: 1 << 30, calls });
+    }
+
+    /// Removes a snapshot from the array.
+    pub fn remove_snapshot(&self, name: &str) {
+        self.lock().snapshots.remove(name);
     }
 
     /// The snapshots of the array, by name.
@@ -1105,6 +1121,33 @@ impl Backend for CrashingBackend {
                 }),
                 None => Err(StorageError::with_known_effect(ErrorKind::NotFound, "no such snapshot")),
             }
+        })
+    }
+
+    /// Lists the snapshots of all volumes, at most two on a page.
+    fn list_snapshots(
+        &self,
+        call: Call,
+        _: Option<VolumeHandle>,
+        request: PageRequest,
+    ) -> BackendFuture<'_, SnapshotPage> {
+        self.run(call, CallSpec::list_snapshots(|page, _| Ok(page)), async move {
+            self.effects.wait_if_crashed().await;
+            let _call = self.start_call();
+            let fault = self.driver.lock().snapshot_list_faults.pop_front();
+            let page = {
+                let array = self.driver.lock();
+                let after = request.starting_token.unwrap_or_default();
+                let mut rest = array.snapshots.iter().filter(|(name, _)| **name > after).peekable();
+                let entries: Vec<_> = rest.by_ref().take(2).collect();
+                let next_token = entries.last().filter(|_| rest.peek().is_some());
+                SnapshotPage {
+                    next_token: next_token.map(|(name, _)| (*name).clone()),
+                    snapshots: entries.iter().map(|(_, snapshot)| array.status_of(snapshot)).collect(),
+                }
+            };
+            let (response_lost, _) = self.inject(fault).await?;
+            if response_lost { Err(lost_response()) } else { Ok(page) }
         })
     }
 

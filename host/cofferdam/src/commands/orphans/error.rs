@@ -1,5 +1,6 @@
 //! Errors of `cofferdam orphans`.
 
+use cofferdam_cluster::orphan_report::OrphanKind;
 use jiff::Timestamp;
 
 use super::scope::ReportScope;
@@ -15,11 +16,13 @@ pub(crate) enum OrphansError {
     #[error("cannot request the deletion: {0}")]
     RequestDeletion(String),
     #[error(
-        "driver {driver} has no orphan report {scope}: expected one from a process that runs the role \
-         provisioner with it{}",
-        scope.hint()
+        "driver {driver} has no orphan report{about} {scope}: expected one from a process that runs the role \
+         {role} with it{hint}",
+        about = kind.map_or_else(String::new, |kind| format!(" of {kind}s")),
+        role = reporting_role(*kind),
+        hint = scope.hint()
     )]
-    NoReport { driver: String, scope: ReportScope },
+    NoReport { driver: String, kind: Option<OrphanKind>, scope: ReportScope },
     #[error("flag --timeout: {0}")]
     Timeout(String),
     #[error(
@@ -32,14 +35,24 @@ pub(crate) enum OrphansError {
     #[error(
         "no response within {limit}: the request remains, and is refused if it has not started after an \
          hour; `cofferdam orphans --namespace {namespace} --driver {driver}` shows its result. Expected a \
-         process to run the role provisioner with the driver"
+         process to run the role {} with the driver",
+        reporting_role(Some(*kind))
     )]
-    ResponseTimeout { driver: String, namespace: String, limit: GoDuration },
+    ResponseTimeout { driver: String, kind: OrphanKind, namespace: String, limit: GoDuration },
     #[error(
         "the request was withdrawn, or a later one was completed: `cofferdam orphans --namespace {namespace} \
-         --driver {driver}` shows the remaining volumes"
+         --driver {driver}` shows what remains"
     )]
     RequestReplaced { driver: String, namespace: String },
+}
+
+/// The role that reports orphans of a kind, or of any.
+pub(super) const fn reporting_role(kind: Option<OrphanKind>) -> &'static str {
+    match kind {
+        Some(OrphanKind::Volume) => "provisioner",
+        Some(OrphanKind::Snapshot) => "snapshotter",
+        None => "provisioner or snapshotter",
+    }
 }
 
 impl From<OrphansError> for CommandError {

@@ -1,8 +1,8 @@
-//! `cofferdam orphans`: lists volumes of drivers that no object in the cluster refers to, and deletes them
-//! one at a time.
+//! `cofferdam orphans`: lists volumes and snapshots of drivers that no object in the cluster refers to, and
+//! deletes them one at a time.
 //!
-//! The command uses the API only. The list comes from the reports of the provisioners. A deletion is a
-//! request to the provisioner of the driver, which checks the volume again.
+//! The command uses the API only. The list comes from the reports of provisioners and snapshotters. A
+//! deletion is a request to the one of the driver, which checks the volume or snapshot again.
 
 mod error;
 pub(crate) mod report;
@@ -11,10 +11,11 @@ mod table;
 
 use std::{collections::HashMap, time::Duration};
 
+use cofferdam_cluster::orphan_report::OrphanKind;
 use cofferdam_controllers::orphans::report::{
     DELETE, DELETING, DeletionRequest, DeletionResponse, DeletionResult,
 };
-use cofferdam_domain::VolumeHandle;
+use cofferdam_domain::ResourceHandle;
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::ConfigMap;
 use kube::{
@@ -61,7 +62,7 @@ pub(crate) async fn connect(
     Ok(client::connect(&resolved.configuration, &ClientEnvironment::from_process()).await?)
 }
 
-/// Lists the reports of one driver or of all, sorted by driver and namespace.
+/// Lists the reports of one driver or of all, sorted by driver, namespace and kind.
 async fn find_reports(
     cluster: &ClusterConnection,
     scope: &ReportScope,
@@ -76,12 +77,12 @@ async fn find_reports(
         let report = DriverReport::from_config_map(map)?;
         reports.extend(report.filter(|report| driver.is_none_or(|driver| driver == report.driver.as_str())));
     }
-    reports.sort_by(|a, b| (&a.driver, &a.config_map.key).cmp(&(&b.driver, &b.config_map.key)));
+    reports.sort_by(|a, b| (&a.driver, a.namespace(), a.kind).cmp(&(&b.driver, b.namespace(), b.kind)));
     Ok(reports)
 }
 
-fn no_report_error(driver: &str, scope: &ReportScope) -> OrphansError {
-    OrphansError::NoReport { driver: driver.to_owned(), scope: scope.clone() }
+fn no_report_error(driver: &str, kind: Option<OrphanKind>, scope: &ReportScope) -> OrphansError {
+    OrphansError::NoReport { driver: driver.to_owned(), kind, scope: scope.clone() }
 }
 
 async fn list(
@@ -92,7 +93,7 @@ async fn list(
     let scope = ReportScope::from_flags(&flags.reports, &cluster);
     let reports = find_reports(&cluster, &scope, flags.driver.as_deref()).await?;
     if let Some(driver) = flags.driver.as_ref().filter(|_| reports.is_empty()) {
-        return Err(no_report_error(driver, &scope).into());
+        return Err(no_report_error(driver, None, &scope).into());
     }
     Ok(match flags.output {
         OutputFormat::Text => table::format_reports(&reports, &scope, Timestamp::now()),
@@ -106,6 +107,7 @@ fn to_json(report: &DriverReport) -> serde_json::Value {
     let request = report.readable_request();
     json!({
         "driver": report.driver,
+        "kind": report.kind,
         "namespace": report.namespace(),
         "configMap": report.config_map.key.name,
         "report": report.scan_report(),
@@ -124,33 +126,35 @@ async fn delete(
     let cluster = connect(&flags.reports, environment).await?;
     // A request goes to the process of one namespace. Whoever answers it there is believed.
     let scope = ReportScope::Namespace(cluster.namespace.clone());
-    let mut reports = find_reports(&cluster, &scope, Some(&flags.driver)).await?;
-    // The name of the ConfigMap follows from the driver: there is at most one.
-    let report = reports.pop().ok_or_else(|| no_report_error(&flags.driver, &scope))?;
+    let kind = OrphanKind::from(flags.kind);
+    let reports = find_reports(&cluster, &scope, Some(&flags.driver)).await?;
+    // The name of the ConfigMap follows from the kind and the driver: there is at most one.
+    let report = reports.into_iter().find(|report| report.kind == kind);
+    let report = report.ok_or_else(|| no_report_error(&flags.driver, Some(kind), &scope))?;
     let api = scope.api(cluster.client);
     let requested_by =
         format!("{}@{}", environment.get("USER").map_or("unknown", String::as_str), host_name());
     let request =
-        request_deletion(&api, &report, &VolumeHandle::from(flags.handle.as_str()), requested_by).await?;
+        request_deletion(&api, &report, &ResourceHandle::from(flags.handle.as_str()), requested_by).await?;
     let response = wait_for_response(&api, &report, &request, limit.get()).await?;
     let success = response.result == DeletionResult::Deleted;
     let text = match flags.output {
         OutputFormat::Json => TerminalText::from_json(&json!(response)),
         OutputFormat::Text => {
             let mut text = TerminalText::default();
-            text.push_line(table::format_response(&report.driver, &request, &response));
+            text.push_line(table::format_response(&report, &request, &response));
             text
         }
     };
     Ok((text, success))
 }
 
-/// Writes a request, or returns a pending request for the same volume. A pending request for another volume,
+/// Writes a request, or returns a pending request for the same handle. A pending request for another handle,
 /// or one that this version cannot read, is an error.
 async fn request_deletion(
     api: &Api<ConfigMap>,
     report: &DriverReport,
-    handle: &VolumeHandle,
+    handle: &ResourceHandle,
     requested_by: String,
 ) -> Result<DeletionRequest, OrphansError> {
     let driver = || report.driver.to_string();
@@ -218,7 +222,12 @@ async fn wait_for_response(
         timeout: limit,
     };
     let map = wait::wait_for(api, &report.config_map.key.name, &expectation).await.map_err(|_| {
-        OrphansError::ResponseTimeout { driver: driver(), namespace: namespace(), limit: limit.into() }
+        OrphansError::ResponseTimeout {
+            driver: driver(),
+            kind: report.kind,
+            namespace: namespace(),
+            limit: limit.into(),
+        }
     })?;
     read_state(map.as_ref())
         .and_then(|(response, _)| response)

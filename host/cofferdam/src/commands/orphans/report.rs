@@ -1,10 +1,11 @@
-//! Orphan reports, which provisioners write into ConfigMaps in their namespace, one for each driver.
+//! Orphan reports, which provisioners and snapshotters write into ConfigMaps in their namespace: one for the
+//! volumes of each driver, and one for its snapshots.
 
 use cofferdam_cluster::{
     Kind as _, OrphanReport,
-    orphan_report::{self, OrphanReportKey},
+    orphan_report::{self, OrphanKind, OrphanReportKey},
 };
-use cofferdam_controllers::orphans::report::{DELETE, DELETING, DeletionRequest, ScanReport};
+use cofferdam_controllers::orphans::report::{DELETE, DELETING, DRIVER, DeletionRequest, KIND, ScanReport};
 use cofferdam_domain::DriverName;
 use k8s_openapi::api::core::v1::ConfigMap;
 use kube::api::ListParams;
@@ -20,10 +21,11 @@ pub(crate) fn list_parameters() -> ListParams {
     ))
 }
 
-/// The report of one driver in one namespace.
+/// The report about the volumes or the snapshots of one driver in one namespace.
 pub(crate) struct DriverReport {
     pub(crate) config_map: OrphanReport,
     pub(crate) driver: DriverName,
+    pub(crate) kind: OrphanKind,
 }
 
 /// A deletion request in the ConfigMap of a report.
@@ -35,22 +37,29 @@ pub(super) enum PendingRequest {
 }
 
 impl DriverReport {
-    /// Reads a ConfigMap with the label of reports. `None` if its name is not that of its driver's report, so
-    /// that a namespace has at most one report of a driver.
+    /// Reads a ConfigMap with the label of reports. `None` if its name is not that of its driver's report of
+    /// its kind, so that a namespace has at most one of each kind. Without a kind, it is about volumes. A
+    /// kind that this version does not know is no report either.
     ///
     /// # Errors
     /// [`OrphansError::Read`]
     pub(crate) fn from_config_map(map: &ConfigMap) -> Result<Option<Self>, OrphansError> {
         let json = serde_json::to_string(map).map_err(|error| OrphansError::Read(error.to_string()))?;
         let map = OrphanReport::decode(&json).map_err(|error| OrphansError::Read(error.to_string()))?;
-        let driver = DriverName::from(map.data_value("driver").unwrap_or_default());
-        let is_named_for_driver = map.key == OrphanReportKey::for_driver(&map.key.namespace, &driver);
-        Ok(is_named_for_driver.then_some(Self { config_map: map, driver }))
+        let driver = DriverName::from(map.data_value(DRIVER).unwrap_or_default());
+        let kind = match map.data_value(KIND) {
+            None => Some(OrphanKind::default()),
+            Some(name) => OrphanKind::ALL.into_iter().find(|kind| kind.as_str() == name),
+        };
+        let Some(kind) = kind else { return Ok(None) };
+        let is_named_for_driver = map.key == OrphanReportKey::for_driver(&map.key.namespace, kind, &driver);
+        Ok(is_named_for_driver.then_some(Self { config_map: map, driver, kind }))
     }
 
-    /// The last scan; `None` if this version cannot read it, or if it is of another driver.
+    /// The last scan; `None` if this version cannot read it, or if it is of another driver or kind.
     pub(crate) fn scan_report(&self) -> Option<ScanReport> {
-        ScanReport::read(&self.config_map).filter(|report| report.driver == self.driver)
+        ScanReport::read(&self.config_map)
+            .filter(|report| report.driver == self.driver && report.kind == self.kind)
     }
 
     /// The namespace of the ConfigMap.

@@ -2,19 +2,21 @@
 
 use std::fmt::Write as _;
 
+use cofferdam_cluster::orphan_report::OrphanKind;
 use cofferdam_controllers::orphans::{
-    report::{DeletionRequest, DeletionResponse, DeletionResult, Orphan, ScanReport, VolumeCounts},
+    report::{
+        CreatedFor, DeletionRequest, DeletionResponse, DeletionResult, ListedCounts, Orphan, ScanReport,
+    },
     rules,
 };
-use cofferdam_domain::DriverName;
 use jiff::Timestamp;
 
-use super::{report::DriverReport, scope::ReportScope};
+use super::{error::reporting_role, report::DriverReport, scope::ReportScope};
 use crate::{style::TerminalText, table::TextTable};
 
 /// Formats the response to a deletion request, on one line without its end.
 pub(super) fn format_response(
-    driver: &DriverName,
+    report: &DriverReport,
     request: &DeletionRequest,
     response: &DeletionResponse,
 ) -> TerminalText {
@@ -23,7 +25,8 @@ pub(super) fn format_response(
         DeletionResult::Refused => "refused",
     };
     let message = if response.message == result { String::new() } else { format!(": {}", response.message) };
-    format!("volume {} of {driver}: {result}{message}", request.handle).into()
+    let DriverReport { driver, kind, .. } = report;
+    format!("{kind} {} of {driver}: {result}{message}", request.handle).into()
 }
 
 /// Formats the reports of a scope.
@@ -31,7 +34,8 @@ pub(super) fn format_reports(reports: &[DriverReport], scope: &ReportScope, now:
     let mut text = TerminalText::default();
     if reports.is_empty() {
         text.push_line(format!(
-            "no orphan reports {scope}: expected one from a process that runs the role provisioner{}",
+            "no orphan reports {scope}: expected one from a process that runs the role {}{}",
+            reporting_role(None),
             scope.hint()
         ));
     }
@@ -45,13 +49,18 @@ pub(super) fn format_reports(reports: &[DriverReport], scope: &ReportScope, now:
 }
 
 fn write_report(text: &mut TerminalText, driver_report: &DriverReport, now: Timestamp) {
-    let (driver, namespace) = (&driver_report.driver, driver_report.namespace());
+    let DriverReport { driver, kind, .. } = driver_report;
+    let namespace = driver_report.namespace();
     let Some(report) = driver_report.scan_report() else {
         let key = &driver_report.config_map.key;
         text.push_line(format!("{driver}: the report in ConfigMap {key} cannot be read by this version"));
         return;
     };
-    text.push_line(format!("driver {driver} in namespace {namespace}"));
+    let about = match kind {
+        OrphanKind::Volume => "",
+        OrphanKind::Snapshot => ", snapshots",
+    };
+    text.push_line(format!("driver {driver} in namespace {namespace}{about}"));
     text.push_line(format!("  leak detection: {}", report.leak_detection));
     match report.time {
         Some(time) => text.push_line(format!("  scanned: {}", format_time_and_age(time, now))),
@@ -62,10 +71,10 @@ fn write_report(text: &mut TerminalText, driver_report: &DriverReport, now: Time
         text.push_line(format!("  the scan of {failed} failed: {}", failure.message));
     }
     if report.deletions_frozen {
-        text.push_line(format!("  deletions frozen: {}", rules::frozen_message(namespace)));
+        text.push_line(format!("  deletions frozen: {}", rules::frozen_message(*kind, namespace)));
     }
     if report.counts.total() > 0 {
-        text.push_line(format!("  volumes: {}", format_counts(&report.counts)));
+        text.push_line(format!("  {kind}s: {}", format_counts(&report.counts)));
     }
     if let Some(DeletionRequest { handle, requested_at, requested_by }) = driver_report.readable_request() {
         let state = if driver_report.is_deleting() { "being deleted" } else { "to be deleted" };
@@ -79,14 +88,22 @@ fn write_report(text: &mut TerminalText, driver_report: &DriverReport, now: Time
             "  last request, answered {}: ",
             format_time_and_age(answered_at, now)
         ));
-        line.push(format_response(driver, &request, &anonymous_response));
+        line.push(format_response(driver_report, &request, &anonymous_response));
         text.push_line(line);
     }
-    write_volumes(text, &report, now);
+    write_orphans(text, &report, now);
 }
 
-fn format_counts(counts: &VolumeCounts) -> String {
-    let VolumeCounts { referenced, orphan, within_grace_period, no_owner, other_cluster, retained } = *counts;
+fn format_counts(counts: &ListedCounts) -> String {
+    let ListedCounts {
+        referenced,
+        orphan,
+        within_grace_period,
+        no_owner,
+        other_cluster,
+        retained,
+        group_member,
+    } = *counts;
     let mut text = format!(
         "{referenced} referenced, {orphan} orphan, {within_grace_period} grace period, {} unmanaged",
         counts.unmanaged()
@@ -95,6 +112,7 @@ fn format_counts(counts: &VolumeCounts) -> String {
         (no_owner, "without an owner"),
         (other_cluster, "of another cluster"),
         (retained, "not to be deleted"),
+        (group_member, "in a group"),
     ];
     let reasons: Vec<String> = reasons
         .into_iter()
@@ -108,21 +126,29 @@ fn format_counts(counts: &VolumeCounts) -> String {
     text
 }
 
-/// Writes the table of volumes.
-fn write_volumes(text: &mut TerminalText, report: &ScanReport, now: Timestamp) {
+/// Writes the table of volumes or snapshots.
+fn write_orphans(text: &mut TerminalText, report: &ScanReport, now: Timestamp) {
     let row = |state: &str, orphan: &Orphan| {
+        let (created_as, created_for) = match &orphan.created_for {
+            CreatedFor::Claim { claim, volume } => (volume.to_string(), claim.to_string()),
+            CreatedFor::Snapshot { snapshot, content } => (content.to_string(), snapshot.to_string()),
+        };
         [
             state.to_owned(),
             orphan.handle.to_string(),
             orphan.bytes.map_or_else(|| "unknown".to_owned(), format_size),
             format_time_and_age(orphan.since, now),
-            orphan.volume.to_string(),
-            orphan.claim.to_string(),
+            created_as,
+            created_for,
         ]
     };
     let orphans = report.orphans.iter().map(|orphan| row("orphan", orphan));
     let within_grace_period = report.within_grace_period.iter().map(|orphan| row("grace period", orphan));
-    let mut table = TextTable::new(["STATE", "HANDLE", "SIZE", "UNCHANGED SINCE", "CREATED AS", "FOR CLAIM"])
+    let created_for = match report.kind {
+        OrphanKind::Volume => "FOR CLAIM",
+        OrphanKind::Snapshot => "FOR SNAPSHOT",
+    };
+    let mut table = TextTable::new(["STATE", "HANDLE", "SIZE", "UNCHANGED SINCE", "CREATED AS", created_for])
         .indented("  ");
     if report.orphans.is_empty() && report.within_grace_period.is_empty() {
         return;
@@ -130,8 +156,8 @@ fn write_volumes(text: &mut TerminalText, report: &ScanReport, now: Timestamp) {
     orphans.chain(within_grace_period).for_each(|row| table.push(row));
     text.push(table.to_text());
     for (more, what) in [
-        (report.unlisted_orphans, "orphans"),
-        (report.unlisted_within_grace_period, "volumes within the grace period"),
+        (report.unlisted_orphans, "orphans".to_owned()),
+        (report.unlisted_within_grace_period, format!("{}s within the grace period", report.kind)),
     ] {
         if more > 0 {
             text.push_line(format!("  … and {more} more {what}: the report is full"));

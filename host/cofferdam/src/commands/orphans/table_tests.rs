@@ -1,4 +1,4 @@
-use cofferdam_cluster::orphan_report::OrphanReportKey;
+use cofferdam_cluster::orphan_report::{OrphanKind, OrphanReportKey};
 use cofferdam_controllers::orphans::report::{LeakDetection, ScanFailure};
 use cofferdam_domain::text::is_control_or_format;
 use k8s_openapi::api::core::v1::ConfigMap;
@@ -18,8 +18,7 @@ fn orphan(handle: &str, since: &str) -> Orphan {
     Orphan {
         handle: handle.into(),
         bytes: Some(3 << 29),
-        claim: "uid-1".into(),
-        volume: "pvc-1".into(),
+        created_for: CreatedFor::Claim { claim: "uid-1".into(), volume: "pvc-1".into() },
         since: at(since),
         state: None,
     }
@@ -43,15 +42,16 @@ fn show_all(reports: &[DriverReport]) -> String {
 }
 
 fn report() -> ScanReport {
-    let mut report = ScanReport::new("drv".into(), LeakDetection::Owner);
+    let mut report = ScanReport::new("drv".into(), OrphanKind::Volume, LeakDetection::Owner);
     report.time = Some(at("2026-06-03T11:48:00.123Z"));
-    report.counts = VolumeCounts {
+    report.counts = ListedCounts {
         referenced: 12,
         orphan: 2,
         within_grace_period: 1,
         no_owner: 1,
         other_cluster: 0,
         retained: 3,
+        group_member: 0,
     };
     report.orphans = vec![orphan("h-1", "2026-06-01T09:00:00Z")];
     report.unlisted_orphans = 1;
@@ -73,6 +73,35 @@ driver drv in namespace storage
   … and 1 more orphans: the report is full
 ";
     assert_eq!(shown, expected);
+}
+
+#[test]
+fn a_report_about_snapshots_names_its_kind() {
+    let created_for = CreatedFor::Snapshot { snapshot: "uid-1".into(), content: "snapcontent-uid-1".into() };
+    let mut snapshots = ScanReport::new("drv".into(), OrphanKind::Snapshot, LeakDetection::Owner);
+    snapshots.time = Some(at("2026-06-03T11:48:00Z"));
+    snapshots.counts = ListedCounts { referenced: 3, orphan: 1, group_member: 2, ..ListedCounts::default() };
+    snapshots.orphans = vec![Orphan { created_for, ..orphan("s-1", "2026-06-01T09:00:00Z") }];
+    snapshots.unlisted_within_grace_period = 2;
+    let data = json!({"driver": "drv", "kind": "snapshot", "report": json!(snapshots).to_string()});
+    let name = "cofferdam-orphaned-snapshots-drv";
+    let shown = show_all(&[report_in("storage", name, data.clone()).unwrap()]);
+    let expected = "\
+driver drv in namespace storage, snapshots
+  leak detection: by owner
+  scanned: 2026-06-03T11:48:00Z (12m ago)
+  snapshots: 3 referenced, 1 orphan, 0 grace period, 2 unmanaged (2 in a group)
+  STATE   HANDLE  SIZE     UNCHANGED SINCE                  CREATED AS         FOR SNAPSHOT
+  orphan  s-1     1.5 GiB  2026-06-01T09:00:00Z (2d3h ago)  snapcontent-uid-1  uid-1
+  … and 2 more snapshots within the grace period: the report is full
+";
+    assert_eq!(shown, expected);
+    // The name is that of the kind, and a kind of a later version is no report.
+    assert!(report_in("storage", "cofferdam-orphans-drv", data.clone()).is_none());
+    assert!(report_in("storage", name, json!({"driver": "drv", "kind": "group"})).is_none());
+    // A report of volumes is not shown as one of snapshots.
+    let forged = json!({"driver": "drv", "kind": "snapshot", "report": json!(report()).to_string()});
+    assert!(report_in("storage", name, forged).unwrap().scan_report().is_none());
 }
 
 #[test]
@@ -114,12 +143,12 @@ fn a_report_shows_frozen_deletions_scan_failures_and_requests() {
         (
             ReportScope::Namespace("shop".to_owned()),
             "no orphan reports in namespace shop: expected one from a process that runs the role \
-             provisioner; --namespace selects another namespace\n",
+             provisioner or snapshotter; --namespace selects another namespace\n",
         ),
         (
             ReportScope::AllNamespaces,
             "no orphan reports in any namespace: expected one from a process that runs the role \
-             provisioner\n",
+             provisioner or snapshotter\n",
         ),
     ] {
         assert_eq!(format_reports(&[], &scope, now()).as_str(), expected);
@@ -136,18 +165,21 @@ const ESCAPED: &str = "x\\u{1b}[2J\\u{1b}]52;c;eA==\\u{7}\\u{9b}1m\\u{d}\\u{a}  
 
 #[test]
 fn no_text_of_a_report_reaches_the_terminal_unescaped() {
-    let name = OrphanReportKey::for_driver("storage", &HOSTILE.into()).name;
-    let mut report = ScanReport::new(HOSTILE.into(), LeakDetection::None { message: HOSTILE.to_owned() });
+    let name = OrphanReportKey::for_driver("storage", OrphanKind::Volume, &HOSTILE.into()).name;
+    let mut report = ScanReport::new(
+        HOSTILE.into(),
+        OrphanKind::Volume,
+        LeakDetection::None { message: HOSTILE.to_owned() },
+    );
     let volume = Orphan {
         handle: HOSTILE.into(),
         bytes: None,
-        claim: HOSTILE.into(),
-        volume: HOSTILE.into(),
+        created_for: CreatedFor::Claim { claim: HOSTILE.into(), volume: HOSTILE.into() },
         since: now(),
         state: Some(HOSTILE.to_owned()),
     };
     report.counts =
-        VolumeCounts { orphan: u64::MAX, no_owner: u64::MAX, retained: 1, ..VolumeCounts::default() };
+        ListedCounts { orphan: u64::MAX, no_owner: u64::MAX, retained: 1, ..ListedCounts::default() };
     report.orphans = vec![volume.clone()];
     report.within_grace_period = vec![volume];
     report.failure = Some(ScanFailure { time: now(), message: HOSTILE.to_owned() });
@@ -171,7 +203,8 @@ fn no_text_of_a_report_reaches_the_terminal_unescaped() {
         assert!(shown.contains(ESCAPED), "{shown}");
         assert!(!shown.lines().any(|line| line == "  volumes: 0"), "a forged line:\n{shown}");
     }
-    let line = format_response(&HOSTILE.into(), &request, &response);
+    let driver_report = report_in("storage", &name, json!({"driver": HOSTILE, "report": report})).unwrap();
+    let line = format_response(&driver_report, &request, &response);
     assert!(!line.as_str().chars().any(is_control_or_format), "{line:?}");
 }
 
@@ -183,7 +216,7 @@ fn a_namespace_has_one_report_for_a_driver() {
     assert!(report_in("storage", "mine", data.clone()).is_none());
     assert!(report_in("storage", "cofferdam-orphans-drv", json!({"report": "{}"})).is_none());
     let shown = show_all(&[driver_report(json!({
-        "driver": "drv", "report": json!(ScanReport::new("other".into(), LeakDetection::Owner)).to_string(),
+        "driver": "drv", "report": json!(ScanReport::new("other".into(), OrphanKind::Volume, LeakDetection::Owner)).to_string(),
     }))]);
     assert_eq!(
         shown,

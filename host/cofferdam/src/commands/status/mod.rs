@@ -184,7 +184,8 @@ async fn serves_snapshots(client: &kube::Client) -> Result<bool, kube::Error> {
 fn read_orphan_count(map: &ConfigMap) -> Option<(String, OrphanCount)> {
     let report = DriverReport::from_config_map(map).ok()??;
     let count = report.scan_report()?.counts.orphan;
-    Some((report.driver.to_string(), OrphanCount { namespace: report.namespace().to_owned(), count }))
+    let (namespace, kind) = (report.namespace().to_owned(), report.kind);
+    Some((report.driver.to_string(), OrphanCount { namespace, kind, count }))
 }
 
 /// The intents of a ConfigMap of the journal; `None` if its name is not that of such a ConfigMap.

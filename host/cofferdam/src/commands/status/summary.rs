@@ -5,6 +5,7 @@ use std::{
     time::Duration,
 };
 
+use cofferdam_cluster::orphan_report::OrphanKind;
 use cofferdam_domain::{Quantity, names};
 use jiff::Timestamp;
 use k8s_openapi::{
@@ -133,11 +134,12 @@ impl DriverStatus {
     }
 }
 
-/// Number of orphans in a driver's report of one namespace.
+/// Number of orphans of one kind in a driver's report of one namespace.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub(super) struct OrphanCount {
     pub(super) namespace: String,
+    pub(super) kind: OrphanKind,
     pub(super) count: u64,
 }
 

@@ -1,5 +1,7 @@
 //! Text output of `cofferdam status`.
 
+use cofferdam_cluster::orphan_report::OrphanKind;
+
 use super::summary::{
     ClusterStatus, DriverStatus, JournalSummary, LastError, OrphanCount, ReportedObject, StuckObject,
     WaitingSummary,
@@ -157,8 +159,12 @@ fn driver_facts(status: &DriverStatus, style: Style) -> Vec<TerminalText> {
         1 => "1 node".into(),
         nodes => format!("{nodes} nodes").into(),
     });
-    for OrphanCount { namespace, count } in status.orphans.iter().filter(|orphans| orphans.count > 0) {
-        let orphans = format!("{count} orphans, see `cofferdam orphans --namespace {namespace}`");
+    for OrphanCount { namespace, kind, count } in status.orphans.iter().filter(|orphans| orphans.count > 0) {
+        let orphans = match kind {
+            OrphanKind::Volume => "orphans",
+            OrphanKind::Snapshot => "orphaned snapshots",
+        };
+        let orphans = format!("{count} {orphans}, see `cofferdam orphans --namespace {namespace}`");
         facts.push(style.paint(Colour::Yellow, orphans));
     }
     facts

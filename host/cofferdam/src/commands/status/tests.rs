@@ -1,5 +1,6 @@
 use std::time::Duration;
 
+use cofferdam_cluster::orphan_report::OrphanKind;
 use cofferdam_domain::text::is_control_or_format;
 use serde_json::{Value, json};
 
@@ -46,7 +47,7 @@ fn attachment(name: &str, node: &str, volume: &str, status: Value) -> Value {
 }
 
 fn orphan_count(namespace: &str, count: u64) -> OrphanCount {
-    OrphanCount { namespace: namespace.to_owned(), count }
+    OrphanCount { namespace: namespace.to_owned(), kind: OrphanKind::Volume, count }
 }
 
 /// An intent of the claim `shop/NAME`, whose UID is NAME, too.
@@ -268,7 +269,10 @@ fn status_as_json() {
         json!({"kind": "PersistentVolumeClaim", "namespace": "shop", "name": "b", "operation": "provision",
                "seconds": 10_800, "reason": "ProvisioningFailed: no room"})
     );
-    assert_eq!(status["drivers"][1]["orphans"], json!([{"namespace": "storage", "count": 2}]));
+    assert_eq!(
+        status["drivers"][1]["orphans"],
+        json!([{"namespace": "storage", "kind": "volume", "count": 2}])
+    );
     assert_eq!(array["orphans"], json!([]));
     assert_eq!(status["drivers"][2]["driver"], Value::Null);
 }
@@ -568,9 +572,23 @@ fn two_reports_about_one_driver_are_shown_with_their_namespaces() {
         let status = json!(ClusterStatus::from_objects(&objects, now(), HOUR));
         assert_eq!(
             status["drivers"][1]["orphans"],
-            json!([{"namespace": "shop", "count": 0}, {"namespace": "storage", "count": 2}])
+            json!([
+                {"namespace": "shop", "kind": "volume", "count": 0},
+                {"namespace": "storage", "kind": "volume", "count": 2},
+            ])
         );
     }
+}
+
+#[test]
+fn orphaned_snapshots_are_not_counted_as_volumes() {
+    let snapshots = OrphanCount { kind: OrphanKind::Snapshot, ..orphan_count("storage", 3) };
+    let mut objects = cluster();
+    objects.orphans =
+        [orphan_count("storage", 2), snapshots].map(|n| ("pool.example.com".to_owned(), n)).into();
+    let shown = show(&objects);
+    let see = "see `cofferdam orphans --namespace storage`";
+    assert!(shown.contains(&format!("2 orphans, {see}, 3 orphaned snapshots, {see}\n")), "{shown}");
 }
 
 #[test]

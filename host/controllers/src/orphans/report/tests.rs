@@ -11,15 +11,14 @@ fn orphan(handle: &str) -> Orphan {
     Orphan {
         handle: handle.into(),
         bytes: Some(10),
-        claim: "uid".into(),
-        volume: "pvc".into(),
+        created_for: CreatedFor::Claim { claim: "uid".into(), volume: "pvc".into() },
         since: at(0),
         state: None,
     }
 }
 
 fn report(handles: &[&str]) -> ScanReport {
-    let mut report = ScanReport::new("drv".into(), LeakDetection::Owner);
+    let mut report = ScanReport::new("drv".into(), OrphanKind::Volume, LeakDetection::Owner);
     report.time = Some(at(0));
     report.counts.orphan = u64::try_from(handles.len()).unwrap();
     report.orphaned_bytes = 10 * report.counts.orphan;
@@ -27,7 +26,7 @@ fn report(handles: &[&str]) -> ScanReport {
     report
 }
 
-fn listed(handles: &[&str]) -> BTreeMap<VolumeHandle, Orphan> {
+fn listed(handles: &[&str]) -> BTreeMap<ResourceHandle, Orphan> {
     handles.iter().map(|handle| ((*handle).into(), orphan(handle))).collect()
 }
 
@@ -93,7 +92,7 @@ fn new_orphans_are_those_missing_from_the_previous_report() {
     assert_eq!(new(&report(&["b"]), Some(&report_of_one)), ["b"], "an orphan that replaces another is new");
     let truncated = ScanReport {
         unlisted_orphans: 3,
-        counts: VolumeCounts { orphan: 4, ..VolumeCounts::default() },
+        counts: ListedCounts { orphan: 4, ..ListedCounts::default() },
         ..report_of_one.clone()
     };
     assert_eq!(
@@ -126,4 +125,21 @@ fn malformed_and_oversized_requests_are_rejected() {
         let error = DeletionRequest::parse(text).unwrap_err().to_string();
         assert!(error.contains(message), "{error}");
     }
+}
+
+#[test]
+fn a_report_without_a_kind_is_about_volumes() {
+    let orphan = json!({
+        "handle": "h", "bytes": 10, "claim": "uid", "volume": "pvc", "since": at(0).to_string(),
+    });
+    let mut old = json!(report(&["h"]));
+    assert_eq!(old["orphans"][0], orphan, "the format of versions that scanned only volumes");
+    old.as_object_mut().unwrap().remove("kind");
+    old["counts"].as_object_mut().unwrap().remove("groupMember");
+    assert_eq!(serde_json::from_value::<ScanReport>(old).unwrap(), report(&["h"]));
+
+    let created_for = CreatedFor::Snapshot { snapshot: "uid".into(), content: "snapcontent-uid".into() };
+    let of_snapshot = Orphan { created_for, ..self::orphan("h") };
+    assert_eq!(json!(of_snapshot)["content"], "snapcontent-uid");
+    assert_eq!(serde_json::from_value::<Orphan>(json!(of_snapshot)).unwrap(), of_snapshot);
 }

@@ -2,7 +2,7 @@
 
 use cofferdam_cluster::decode;
 use cofferdam_domain::{
-    Claim, NodeId, Volume,
+    Claim, NodeId, Volume, VolumeSnapshot, VolumeSnapshotContent,
     storage::{CreatedVolume, VolumeCondition},
 };
 use jiff::ToSpan as _;
@@ -88,16 +88,17 @@ impl ClassificationFixture {
         for json in &self.claims {
             cache.claims.apply(decode::object::<Claim>(&json.to_string()).unwrap());
         }
-        let handle = VolumeHandle::from("h-1");
+        let handle = ResourceHandle::from("h-1");
+        let resource = Resource::Volume(status.clone());
         let input = ClassificationInput {
             cache: &cache,
             driver: &"drv".into(),
             cluster: &"here".into(),
-            has_intent: &|requested| self.has_intent && *requested == owner(),
+            has_intent: &|listed| self.has_intent && *listed == resource,
             deleting: self.is_deleting.then_some(&handle),
             now: now(),
         };
-        classify(&input, status, self.observed_age.map(|age| LastChange { since: ago(age), age }))
+        classify(&input, &resource, self.observed_age.map(|age| LastChange { since: ago(age), age }))
     }
 }
 
@@ -181,18 +182,15 @@ fn pvs_claims_intents_and_deletions_reference_a_volume() {
     let claims =
         |claim: Value| ClassificationFixture { claims: vec![claim], ..ClassificationFixture::default() };
     let referenced = [
-        (volumes(volume("any", "drv", json!("h-1"))), VolumeReference::Volume("any".into())),
-        (volumes(volume("pvc-1", "drv", json!(7))), VolumeReference::UnreadableVolume("pvc-1".into())),
-        (
-            ClassificationFixture { has_intent: true, ..ClassificationFixture::default() },
-            VolumeReference::Intent,
-        ),
+        (volumes(volume("any", "drv", json!("h-1"))), Reference::Volume("any".into())),
+        (volumes(volume("pvc-1", "drv", json!(7))), Reference::UnreadableVolume("pvc-1".into())),
+        (ClassificationFixture { has_intent: true, ..ClassificationFixture::default() }, Reference::Intent),
         (
             ClassificationFixture { is_deleting: true, ..ClassificationFixture::default() },
-            VolumeReference::Deletion,
+            Reference::Deletion,
         ),
-        (claims(claim("uid-1", "")), VolumeReference::Claim(ClaimKey::new("ns", "c"))),
-        (claims(claim("uid-1", "pvc-1")), VolumeReference::Claim(ClaimKey::new("ns", "c"))),
+        (claims(claim("uid-1", "")), Reference::Claim(ClaimKey::new("ns", "c"))),
+        (claims(claim("uid-1", "pvc-1")), Reference::Claim(ClaimKey::new("ns", "c"))),
     ];
     for (fixture, referenced) in referenced {
         assert_eq!(fixture.classify(&orphaned_status()), Classification::Referenced(referenced));
@@ -210,10 +208,7 @@ fn pvs_claims_intents_and_deletions_reference_a_volume() {
     // A PersistentVolume references a volume with or without an owner.
     let without_owner = with(|s| s.owner = None);
     let fixture = volumes(volume("any", "drv", json!("h-1")));
-    assert_eq!(
-        fixture.classify(&without_owner),
-        Classification::Referenced(VolumeReference::Volume("any".into()))
-    );
+    assert_eq!(fixture.classify(&without_owner), Classification::Referenced(Reference::Volume("any".into())));
 }
 
 fn request(age: Duration) -> DeletionRequest {
@@ -233,7 +228,7 @@ fn a_request_expires_after_an_hour() {
 
 #[test]
 fn the_freeze_message_names_the_configmap_to_delete() {
-    let message = frozen_message("storage");
+    let message = frozen_message(OrphanKind::Volume, "storage");
     for part in ["restored from a backup", "storage/cofferdam-restored", "delete that ConfigMap"] {
         assert!(message.contains(part), "{message}");
     }
@@ -241,11 +236,11 @@ fn the_freeze_message_names_the_configmap_to_delete() {
 
 #[test]
 fn only_an_orphan_that_is_not_published_is_deleted() {
-    let status = orphaned_status();
+    let volume = Resource::Volume(orphaned_status());
     let input = |classification| DeletionInput {
-        volume: Some((&status, classification)),
+        kind: OrphanKind::Volume,
+        listed: Some((&volume, classification)),
         unreadable: None,
-        unreadable_claim: None,
         is_started: false,
     };
     let refused = |input: &DeletionInput<'_>, reason: &str| match decide_deletion(input) {
@@ -260,22 +255,22 @@ fn only_an_orphan_that_is_not_published_is_deleted() {
             DeletionVerdict::Delete
         );
     }
-    let absent = DeletionInput { volume: None, ..input(ORPHAN(48 * HOUR)) };
+    let absent = DeletionInput { listed: None, ..input(ORPHAN(48 * HOUR)) };
     refused(&absent, "lists no such volume");
     assert_eq!(
         decide_deletion(&DeletionInput { is_started: true, ..absent.clone() }),
         DeletionVerdict::AlreadyDeleted
     );
     refused(&input(WITHIN_GRACE_PERIOD(HOUR)), "less than 24 hours ago");
-    let referenced = || input(Classification::Referenced(VolumeReference::Volume("pv".into())));
+    let referenced = || input(Classification::Referenced(Reference::Volume("pv".into())));
     refused(&referenced(), "PersistentVolume pv references it");
     refused(
         &DeletionInput { is_started: true, ..referenced() },
         "PersistentVolume pv references it; the driver was called before",
     );
-    refused(&input(Classification::Referenced(VolumeReference::Intent)), "the journal has an intent");
+    refused(&input(Classification::Referenced(Reference::Intent)), "the journal has an intent");
     refused(
-        &input(Classification::Referenced(VolumeReference::Claim(ClaimKey::new("ns", "c")))),
+        &input(Classification::Referenced(Reference::Claim(ClaimKey::new("ns", "c")))),
         "its PersistentVolumeClaim ns/c exists",
     );
     refused(&input(Classification::Unmanaged(Unmanaged::NoOwner)), "no owner");
@@ -284,17 +279,179 @@ fn only_an_orphan_that_is_not_published_is_deleted() {
         &input(Classification::Unmanaged(Unmanaged::Retained(ReclaimPolicy::Retain))),
         "Retain; expected Delete",
     );
-    let with_unreadable_volume = DeletionInput { unreadable: Some("odd".into()), ..input(ORPHAN(48 * HOUR)) };
-    refused(&with_unreadable_volume, "PersistentVolume odd cannot be decoded");
-    let with_unreadable_claim =
-        DeletionInput { unreadable_claim: Some(ClaimKey::new("ns", "odd")), ..input(ORPHAN(48 * HOUR)) };
-    refused(&with_unreadable_claim, "PersistentVolumeClaim ns/odd cannot be decoded");
-    let published = with(|s| {
+    for (unreadable, reason) in [
+        (Reference::UnreadableVolume("odd".into()), "PersistentVolume odd cannot be decoded"),
+        (
+            Reference::UnreadableClaim(ClaimKey::new("ns", "odd")),
+            "PersistentVolumeClaim ns/odd cannot be decoded",
+        ),
+        (Reference::UnreadableContent("odd".into()), "VolumeSnapshotContent odd cannot be decoded"),
+    ] {
+        refused(&DeletionInput { unreadable: Some(unreadable), ..input(ORPHAN(48 * HOUR)) }, reason);
+    }
+    let published = Resource::Volume(with(|s| {
         s.published_node_ids = vec![NodeId::from("n1")];
         s.condition = Some(VolumeCondition { abnormal: true, message: "odd".to_owned() });
-    });
+    }));
     refused(
-        &DeletionInput { volume: Some((&published, ORPHAN(48 * HOUR))), ..input(ORPHAN(48 * HOUR)) },
+        &DeletionInput { listed: Some((&published, ORPHAN(48 * HOUR))), ..input(ORPHAN(48 * HOUR)) },
         "published to node n1",
     );
+}
+
+/// A snapshot of this cluster with the deletion policy Delete.
+fn orphaned_snapshot() -> Snapshot {
+    Snapshot {
+        handle: "h-1".into(),
+        source: "v-1".into(),
+        size: Some(1 << 30),
+        // Long ago, which is no reason to report it at once.
+        created_at_ms: 1_000,
+        ready: true,
+        group: None,
+        owner: Some(SnapshotOwner {
+            cluster_id: "here".into(),
+            snapshot_uid: "uid-1".into(),
+            content_name: "snapcontent-uid-1".to_owned(),
+            retain: false,
+        }),
+    }
+}
+
+fn content(name: &str, driver: &str, source: Value) -> Value {
+    json!({
+        "metadata": {"name": name, "uid": format!("uid-of-{name}"), "resourceVersion": "1"},
+        "spec": {
+            "driver": driver, "deletionPolicy": "Delete", "source": source,
+            "volumeSnapshotRef": {"namespace": "ns", "name": "s", "uid": "uid-1"},
+        },
+    })
+}
+
+fn with_status(mut content: Value, handle: &str, is_in_creation: bool) -> Value {
+    content["status"] = json!({"snapshotHandle": handle, "readyToUse": false});
+    if is_in_creation {
+        content["metadata"]["annotations"] = json!({names::SNAPSHOT_BEING_CREATED: "yes"});
+    }
+    content
+}
+
+fn volume_snapshot(uid: &str, bound_content: &str) -> Value {
+    json!({
+        "metadata": {"namespace": "ns", "name": "s", "uid": uid, "resourceVersion": "1"},
+        "spec": {"source": {"persistentVolumeClaimName": "c"}},
+        "status": {"boundVolumeSnapshotContentName": bound_content},
+    })
+}
+
+#[derive(Default)]
+struct SnapshotFixture {
+    contents: Vec<Value>,
+    snapshots: Vec<Value>,
+    has_intent: bool,
+    is_deleting: bool,
+}
+
+impl SnapshotFixture {
+    fn classify(&self, snapshot: Snapshot, observed_age: Option<Duration>) -> Classification {
+        let cache = Cache::default();
+        for json in &self.contents {
+            let content = decode::object::<VolumeSnapshotContent>(&json.to_string()).unwrap();
+            cache.snapshot_contents.apply(content);
+        }
+        for json in &self.snapshots {
+            cache.snapshots.apply(decode::object::<VolumeSnapshot>(&json.to_string()).unwrap());
+        }
+        let handle = ResourceHandle::from("h-1");
+        let resource = Resource::Snapshot(snapshot);
+        let input = ClassificationInput {
+            cache: &cache,
+            driver: &"drv".into(),
+            cluster: &"here".into(),
+            has_intent: &|listed| self.has_intent && *listed == resource,
+            deleting: self.is_deleting.then_some(&handle),
+            now: now(),
+        };
+        classify(&input, &resource, observed_age.map(|age| LastChange { since: ago(age), age }))
+    }
+}
+
+#[test]
+fn a_snapshot_is_an_orphan_after_it_was_seen_without_a_reference_for_24_hours() {
+    let classify = |observed_age| SnapshotFixture::default().classify(orphaned_snapshot(), observed_age);
+    assert_eq!(classify(None), WITHIN_GRACE_PERIOD(Duration::ZERO));
+    assert_eq!(classify(Some(23 * HOUR)), WITHIN_GRACE_PERIOD(23 * HOUR));
+    assert_eq!(classify(Some(24 * HOUR)), ORPHAN(24 * HOUR));
+}
+
+#[test]
+fn only_a_single_snapshot_of_this_cluster_with_the_policy_delete_is_an_orphan() {
+    let changed = |change: fn(&mut Snapshot)| {
+        let mut snapshot = orphaned_snapshot();
+        change(&mut snapshot);
+        snapshot
+    };
+    for (snapshot, reason) in [
+        (changed(|s| s.owner = None), Unmanaged::NoOwner),
+        (changed(|s| s.owner.as_mut().unwrap().cluster_id = "there".into()), Unmanaged::OtherCluster),
+        (changed(|s| s.owner.as_mut().unwrap().retain = true), Unmanaged::Retained(ReclaimPolicy::Retain)),
+        (changed(|s| s.group = Some("g-1".into())), Unmanaged::GroupMember("g-1".into())),
+    ] {
+        assert_eq!(
+            SnapshotFixture::default().classify(snapshot, Some(48 * HOUR)),
+            Classification::Unmanaged(reason)
+        );
+    }
+}
+
+#[test]
+fn contents_snapshots_intents_and_deletions_reference_a_snapshot() {
+    const NAME: &str = "snapcontent-uid-1";
+    let of_volume = json!({"volumeHandle": "v-1"});
+    let contents = |content: Value| SnapshotFixture { contents: vec![content], ..SnapshotFixture::default() };
+    let snapshots =
+        |snapshot: Value| SnapshotFixture { snapshots: vec![snapshot], ..SnapshotFixture::default() };
+    let key = || VolumeSnapshotKey::new("ns", "s");
+    let mut undecodable = content("any", "drv", of_volume.clone());
+    undecodable["spec"]["deletionPolicy"] = json!("Sometimes");
+    let mut undecodable_snapshot = volume_snapshot("uid-2", "");
+    undecodable_snapshot["spec"] = json!({"source": {"persistentVolumeClaimName": 7}});
+    for (fixture, reference) in [
+        (
+            contents(with_status(content("any", "drv", of_volume.clone()), "h-1", false)),
+            Reference::Content("any".into()),
+        ),
+        (contents(content("any", "drv", json!({"snapshotHandle": "h-1"}))), Reference::Content("any".into())),
+        // CreateSnapshot may have been called, and its response may be lost.
+        (contents(content(NAME, "drv", of_volume.clone())), Reference::ContentInCreation(NAME.into())),
+        (
+            contents(with_status(content(NAME, "drv", of_volume.clone()), "h-2", true)),
+            Reference::ContentInCreation(NAME.into()),
+        ),
+        (contents(undecodable), Reference::UnreadableContent("any".into())),
+        (snapshots(undecodable_snapshot), Reference::UnreadableSnapshot(key())),
+        (snapshots(volume_snapshot("uid-1", "")), Reference::Snapshot(key())),
+        (snapshots(volume_snapshot("uid-1", NAME)), Reference::Snapshot(key())),
+        (SnapshotFixture { has_intent: true, ..SnapshotFixture::default() }, Reference::Intent),
+        (SnapshotFixture { is_deleting: true, ..SnapshotFixture::default() }, Reference::Deletion),
+    ] {
+        assert_eq!(
+            fixture.classify(orphaned_snapshot(), Some(48 * HOUR)),
+            Classification::Referenced(reference)
+        );
+    }
+    for fixture in [
+        contents(with_status(content("any", "other", of_volume.clone()), "h-1", false)),
+        contents(content("any", "drv", of_volume.clone())),
+        contents(with_status(content(NAME, "drv", of_volume.clone()), "h-2", false)),
+        SnapshotFixture {
+            contents: vec![with_status(content(NAME, "drv", of_volume), "h-2", false)],
+            snapshots: vec![volume_snapshot("uid-1", NAME)],
+            ..SnapshotFixture::default()
+        },
+        snapshots(volume_snapshot("uid-2", "")),
+        snapshots(volume_snapshot("uid-1", "another")),
+    ] {
+        assert_eq!(fixture.classify(orphaned_snapshot(), Some(48 * HOUR)), ORPHAN(48 * HOUR));
+    }
 }
