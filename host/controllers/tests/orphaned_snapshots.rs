@@ -76,8 +76,8 @@ fn handles(report: &ScanReport) -> Vec<&str> {
     report.orphans.iter().map(|orphan| orphan.handle.as_str()).collect()
 }
 
-/// A deletion request as `cofferdam orphans delete --kind snapshot` writes it, at the simulation's current time
-/// plus `after`.
+/// A deletion request as `cofferdam orphans delete --kind snapshot` writes it, at the simulation's current
+/// time plus `after`.
 fn request_deletion(simulation: &Simulation, after: Duration, name: &str) -> UserAction {
     let request = DeletionRequest {
         handle: format!("handle-{name}").into(),

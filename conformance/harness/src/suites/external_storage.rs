@@ -100,7 +100,7 @@ pub(super) async fn run(run: &SuiteRun) -> Result<()> {
     plane.stop().await
 }
 
-/// Whether each test that ran has passed, by its name.
+/// The results of the tests that ran, by their names: true if the test passed.
 type Results = BTreeMap<String, bool>;
 
 /// An archive of the test images that have only a shell, under the names that the tests use.

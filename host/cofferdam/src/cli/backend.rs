@@ -340,8 +340,8 @@ pub(crate) struct ArgumentFlags {
     #[arg(long, value_name = "KEY=VALUE,…", value_parser = parse_owner)]
     pub(crate) owner: Option<VolumeOwner>,
 
-    /// Owner of the snapshot or group, such as cluster=c,snapshot=UID,content=NAME,deletion-policy=retain; the
-    /// default policy is delete
+    /// Owner of the snapshot or group, such as cluster=c,snapshot=UID,content=NAME,deletion-policy=retain;
+    /// the default policy is delete
     #[arg(long, value_name = "KEY=VALUE,…", value_parser = parse_snapshot_owner)]
     pub(crate) snapshot_owner: Option<SnapshotOwner>,
 

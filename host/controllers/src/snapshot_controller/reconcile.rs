@@ -133,8 +133,8 @@ impl SnapshotController {
         }
     }
 
-    /// Remembers a VolumeSnapshot that disappeared, if kube-apiserver may have lost its finalizer, and enqueues
-    /// its content.
+    /// Remembers a VolumeSnapshot that disappeared, if kube-apiserver may have lost its finalizer, and
+    /// enqueues its content.
     fn note_loss(&self, snapshot: &VolumeSnapshot) {
         let content = rules::expected_content_name(snapshot);
         let has_finalizer = snapshot.meta.finalizer_index(names::SNAPSHOT_SOURCE_PROTECTION).is_some();

@@ -493,8 +493,8 @@ pub enum ContentVerdict {
     Invalid(u8),
     /// Add the finalizer.
     AddFinalizer,
-    /// Emit an event, unless the VolumeSnapshot exists after all: without it, nobody allows the deletion of the
-    /// content.
+    /// Emit an event, unless the VolumeSnapshot exists after all: without it, nobody allows the deletion of
+    /// the content.
     SnapshotGone,
     /// Write the annotation that the VolumeSnapshot is being deleted, unless it exists after all.
     MarkAbandoned,

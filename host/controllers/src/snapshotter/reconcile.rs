@@ -381,8 +381,8 @@ impl Snapshotter {
         i64::try_from((self.context.clock)().as_nanosecond()).unwrap_or(i64::MAX)
     }
 
-    /// The creation time of a snapshot in nanoseconds since the Unix epoch: that of the driver, else the current
-    /// time.
+    /// The creation time of a snapshot in nanoseconds since the Unix epoch: that of the driver, else the
+    /// current time.
     fn created_at(&self, snapshot: &Snapshot) -> i64 {
         match snapshot.created_at_ms {
             0 => self.now(),

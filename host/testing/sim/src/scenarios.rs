@@ -53,8 +53,8 @@ pub fn deletion_orders() -> Vec<Scenario> {
     snapshots::deletion_orders()
 }
 
-/// The rows of snapshots with a driver whose snapshots are ready at the third call. Calls and events differ from
-/// those of the rows.
+/// The rows of snapshots with a driver whose snapshots are ready at the third call. Calls and events differ
+/// from those of the rows.
 pub fn polled_snapshots() -> Vec<Scenario> {
     let mut rows = snapshots::scenarios();
     rows.iter_mut().for_each(|row| row.snapshotting.polls_until_ready = 2);

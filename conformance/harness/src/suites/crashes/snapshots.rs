@@ -88,7 +88,7 @@ struct Workload {
     progress: SharedProgress,
 }
 
-/// What a user does between the creation of its snapshot and the deletion of its objects.
+/// Behavior of a user between the creation of its snapshot and the deletion of its objects.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum UserKind {
     /// Waits until the snapshot is ready, then restores and clones.

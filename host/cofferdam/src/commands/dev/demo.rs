@@ -110,8 +110,8 @@ struct DemoPod {
 
 impl Demo<'_> {
     /// Provisions a volume, runs a pod with it, expands the volume, copies it, moves the pod, and deletes
-    /// everything. Leaves out what the driver does not support, the pod and the expansion if no node can mount
-    /// the volume, and the move if no other node can use the volume.
+    /// everything. Leaves out what the driver does not support, the pod and the expansion if no node can
+    /// mount the volume, and the move if no other node can use the volume.
     ///
     /// # Errors
     /// [`DemoError`] of the first failed step.

@@ -366,8 +366,8 @@ async fn create_classes(
     Ok(names)
 }
 
-/// Creates a VolumeSnapshotClass for each driver that takes snapshots: the default class of this driver, of the
-/// name of its StorageClass.
+/// Creates a VolumeSnapshotClass for each driver that takes snapshots: the default class of this driver, of
+/// the name of its StorageClass.
 async fn create_snapshot_classes(client: &Client, drivers: &[LoadedDriver]) -> Result<(), kube::Error> {
     let kind = ApiResource::erase::<VolumeSnapshotClass>(&());
     let api: Api<DynamicObject> = Api::all_with(client.clone(), &kind);

@@ -1,5 +1,6 @@
 //! `cofferdam status`: claims, volumes, attachments and snapshots of each driver by state, waiting and stuck
-//! operations, and the last errors. It reads only the API, so it works with every controller and every CSI driver.
+//! operations, and the last errors. It reads only the API, so it works with every controller and every CSI
+//! driver.
 
 mod metadata;
 mod snapshots;
@@ -169,8 +170,9 @@ async fn list_objects(
     Ok(objects)
 }
 
-/// Returns `true` if the API server serves the kinds of snapshots, which are custom resources. A list does not
-/// tell: to a user with few permissions, kube-apiserver responds with 403 also if the kind does not exist.
+/// Returns `true` if the API server serves the kinds of snapshots, which are custom resources. A list does
+/// not tell: to a user with few permissions, kube-apiserver responds with 403 also if the kind does not
+/// exist.
 async fn serves_snapshots(client: &kube::Client) -> Result<bool, kube::Error> {
     match client.list_api_group_resources(snapshot_kinds::API_VERSION).await {
         Err(kube::Error::Api(status)) if status.code == 404 => Ok(false),
