@@ -17,9 +17,38 @@ pub const SHELL_IMAGE: &str = "conformance.cofferdam.dev/busybox:1";
 /// The sandbox (pause) image of pods.
 pub const PAUSE_IMAGE: &str = "conformance.cofferdam.dev/pause:1";
 /// Applets of busybox in the image.
-const APPLETS: [&str; 24] = [
-    "sh", "cat", "cp", "date", "dd", "df", "echo", "env", "false", "head", "ls", "mkdir", "mount", "mv",
-    "rm", "sleep", "stat", "sync", "test", "touch", "true", "umount", "wc", "md5sum",
+const APPLETS: [&str; 31] = [
+    "sh",
+    "cat",
+    "cp",
+    "date",
+    "dd",
+    "df",
+    "echo",
+    "env",
+    "false",
+    "head",
+    "ls",
+    "mkdir",
+    "mount",
+    "mv",
+    "rm",
+    "sleep",
+    "stat",
+    "sync",
+    "test",
+    "touch",
+    "true",
+    "umount",
+    "wc",
+    "md5sum",
+    "chmod",
+    "cut",
+    "grep",
+    "readlink",
+    "sha256sum",
+    "tail",
+    "tr",
 ];
 
 /// Writes both images as one docker-archive, and returns its path.

@@ -39,8 +39,8 @@ const FOCUS: &str = "External.Storage.*([Ss]napshot|data source|clone)";
 /// need images of a populator from a registry.
 const SKIP: &str =
     "VolumeGroupSnapshot|volumegroupsnapshot|snapshot-metadata|any volume data source|Disruptive";
-/// Images of the tests that have the shell and the applets of busybox.
-const SHELL_IMAGE: &str = "/busybox:";
+/// Images of the tests of which only the shell and its usual programs are used.
+const SHELL_IMAGES: [&str; 2] = ["/busybox:", "/glibc-dns-testing:"];
 const REGISTRATION_TIMEOUT: Duration = Duration::from_secs(60);
 /// Time limit of the tests of one implementation.
 const TESTS_TIMEOUT: Duration = Duration::from_secs(3600);
@@ -106,8 +106,9 @@ type Results = BTreeMap<String, bool>;
 /// An archive of the test images that have only a shell, under the names that the tests use.
 async fn test_images(run: &SuiteRun) -> Result<PathBuf> {
     let listed = process::run_to_completion(run.peers().program(PROGRAM)?, &["--list-images"]).await?;
-    let names: Vec<&str> = listed.lines().map(str::trim).filter(|name| name.contains(SHELL_IMAGE)).collect();
-    ensure!(!names.is_empty(), "{PROGRAM} --list-images lists no image with {SHELL_IMAGE}: {listed}");
+    let is_shell = |name: &&str| SHELL_IMAGES.iter().any(|image| name.contains(image));
+    let names: Vec<&str> = listed.lines().map(str::trim).filter(is_shell).collect();
+    ensure!(!names.is_empty(), "{PROGRAM} --list-images lists none of {SHELL_IMAGES:?}: {listed}");
     image::write_shell_archive(&run.scratch().join("test-images"), &names).await
 }
 
