@@ -192,7 +192,7 @@ impl OrphanScanner {
             },
             Resource::Snapshot(_) => false,
         };
-        let sources = self.requested_sources(driver).await?;
+        let sources = self.context.requested_sources(driver).await?;
         self.context.restore_check.detect_live().await?;
         let has_marker = deletion_freeze::is_frozen_live(writer, namespace).await?;
         if has_marker || deletion_freeze::is_frozen(&self.context.cache) {
@@ -242,8 +242,8 @@ impl OrphanScanner {
         driver: &ManagedDriver,
         request: &DeletionRequest,
     ) -> Result<Option<Resource>, ScanError> {
-        let mut pages = self.list(driver).await?;
-        while let Some(page) = self.next_page(&mut pages).await? {
+        let mut pages = self.context.list(driver).await?;
+        while let Some(page) = self.context.next_page(&mut pages).await? {
             if let Some(found) = page.into_iter().find(|found| found.handle() == request.handle) {
                 return Ok(Some(found));
             }

@@ -13,10 +13,12 @@ pub mod report;
 pub mod resource;
 pub mod rules;
 
+mod context;
 mod delete;
 mod history;
 mod reads;
 mod scan;
 mod summary;
 
-pub(crate) use scan::{OrphanContext, OrphanScanner};
+pub(crate) use context::OrphanContext;
+pub(crate) use scan::OrphanScanner;

@@ -10,8 +10,8 @@ use cofferdam_domain::{
 };
 
 use super::{
+    context::OrphanContext,
     resource::{Resource, ResourcePages},
-    scan::OrphanScanner,
 };
 use crate::{
     drivers::ManagedDriver,
@@ -44,30 +44,30 @@ pub(super) enum ScanError {
     Read(#[from] ApiError),
 }
 
-impl OrphanScanner {
+impl OrphanContext {
     /// Starts to list all volumes or snapshots of a driver.
     ///
     /// # Errors
     /// [`ScanError::Unlistable`], or [`ScanError::Secret`].
     pub(super) async fn list<'a>(&self, driver: &'a ManagedDriver) -> Result<ResourcePages<'a>, ScanError> {
         let backend = &*driver.backend;
-        let ability = match self.context.kind {
+        let ability = match self.kind {
             OrphanKind::Volume => Ability::Listing,
             OrphanKind::Snapshot => Ability::Snapshots,
         };
         if !backend.abilities().contains(&ability) {
             return Err(Unlistable::Ability(ability).into());
         }
-        let call = |secrets: Secrets| self.context.calls.call(&self.context.term, secrets);
-        match self.context.kind {
+        let call = |secrets: Secrets| self.calls.call(&self.term, secrets);
+        match self.kind {
             OrphanKind::Volume => {
                 Ok(ResourcePages::Volumes(VolumePages::new(backend, call(Secrets::default()))))
             }
             OrphanKind::Snapshot => {
-                let references = list_secrets(&self.context.cache, &backend.description().name)?;
+                let references = list_secrets(&self.cache, &backend.description().name)?;
                 let mut secrets = Vec::new();
                 for reference in &references {
-                    secrets.push(self.context.secrets.read(reference).await?);
+                    secrets.push(self.secrets.read(reference).await?);
                 }
                 if secrets.is_empty() {
                     secrets.push(Secrets::default());
@@ -89,7 +89,7 @@ impl OrphanScanner {
     ) -> Result<Option<Vec<Resource>>, ScanError> {
         pages.next().await.map_err(|error| match &error {
             ListingError::Driver(StorageError { kind: ErrorKind::Unimplemented, .. })
-                if self.context.kind == OrphanKind::Snapshot =>
+                if self.kind == OrphanKind::Snapshot =>
             {
                 Unlistable::Snapshots.into()
             }
@@ -105,7 +105,7 @@ impl OrphanScanner {
         &self,
         driver: &ManagedDriver,
     ) -> Result<RequestedSources, ApiError> {
-        match self.context.kind {
+        match self.kind {
             OrphanKind::Volume => Ok(RequestedSources::default()),
             OrphanKind::Snapshot => driver.journal.sources_live().await,
         }

@@ -9,21 +9,20 @@ use std::{
 };
 
 use cofferdam_cluster::{
-    ApiError, Cache, Change, Clock, Kind, Lookup, OrphanReport, SecretReader, Writer, deletion_freeze,
-    metrics::Metrics,
+    ApiError, Change, Kind, Lookup, OrphanReport, deletion_freeze,
     orphan_report::{OrphanKind, OrphanReportKey},
     queue::{Action, Queue},
     writer::PatchTarget,
 };
-use cofferdam_domain::{ClusterId, DriverName, ResourceHandle, term::Term};
+use cofferdam_domain::{DriverName, ResourceHandle};
 use jiff::Timestamp;
 use serde_json::{Value, json};
 use tokio::{sync::Mutex, time::Instant};
 use tokio_util::sync::CancellationToken;
 
 use super::{
+    context::OrphanContext,
     history::ObservationHistory,
-    metrics::OrphanMetrics,
     reads::{ScanError, has_intent},
     report::{
         self, DELETE, DELETING, DRIVER, DeletionRequest, DeletionResponse, KIND, LeakDetection, REPORT,
@@ -34,76 +33,14 @@ use super::{
     summary::{ScanSummary, describe},
 };
 use crate::{
-    context::ProcessContext,
     drivers::ManagedDriver,
-    events::{EventRecorder, EventSpec},
+    events::EventSpec,
     reconcile::{MAX_EFFECTS, action_for_write_error, subscribe},
-    restore_check::RestoreCheck,
-    settings::CallSettings,
     snapshotter,
 };
 
 /// The maximum delay that is added to the scan interval is the interval divided by this number.
 const JITTER: u32 = 10;
-
-/// Dependencies of the scan.
-pub(crate) struct OrphanContext {
-    /// Kind of what is scanned.
-    pub(super) kind: OrphanKind,
-    pub(super) cache: Arc<Cache>,
-    pub(super) writer: Writer,
-    /// Reads the Secrets of ListSnapshots.
-    pub(super) secrets: SecretReader,
-    pub(super) events: EventRecorder,
-    pub(super) clock: Clock,
-    pub(super) cluster: ClusterId,
-    pub(super) drivers: HashMap<DriverName, ManagedDriver>,
-    /// Namespace of the reports.
-    pub(super) namespace: String,
-    /// Name of the process, for the jitter.
-    pub(super) identity: String,
-    /// Interval between scans, to which up to a tenth is added. After a failed scan, `--retry-interval-max`
-    /// applies if it is shorter.
-    pub(super) interval: Duration,
-    pub(super) calls: CallSettings,
-    /// The term in which driver calls may begin.
-    pub(super) term: Term,
-    pub(super) restore_check: RestoreCheck,
-    pub(super) metrics: OrphanMetrics,
-    pub(super) queue_metrics: Metrics,
-}
-
-impl OrphanContext {
-    /// The dependencies of a scan for orphans of one kind.
-    pub(crate) fn new(
-        process: &ProcessContext,
-        kind: OrphanKind,
-        interval: Duration,
-        metrics: OrphanMetrics,
-    ) -> Self {
-        let is_cluster_wide = |driver: &ManagedDriver| !process.settings.is_node_local(&*driver.backend);
-        let drivers = process.drivers.iter().filter(|(_, driver)| is_cluster_wide(driver));
-        Self {
-            kind,
-            cache: Arc::clone(&process.cache),
-            writer: process.writer.clone(),
-            secrets: process.secrets.clone(),
-            events: process.events.clone(),
-            clock: Arc::clone(&process.clock),
-            cluster: process.cluster.clone(),
-            // A driver has one report: the processes of several nodes would overwrite each other's.
-            drivers: drivers.map(|(name, driver)| (name.clone(), driver.clone())).collect(),
-            namespace: process.settings.namespace.clone(),
-            identity: process.settings.identity.clone(),
-            interval,
-            calls: process.settings.calls,
-            term: process.term.clone(),
-            restore_check: process.restore_check.clone(),
-            metrics,
-            queue_metrics: process.queue_metrics.clone(),
-        }
-    }
-}
 
 /// Scans the drivers of this process that are not node-local, for orphans of one kind.
 pub(crate) struct OrphanScanner {
@@ -267,10 +204,10 @@ impl OrphanScanner {
         let deleting = deleting.as_ref().map(|request| &request.handle);
         let mut summary = ScanSummary::default();
         let listed = async {
-            let mut pages = self.list(driver).await?;
-            let sources = self.requested_sources(driver).await?;
+            let mut pages = self.context.list(driver).await?;
+            let sources = self.context.requested_sources(driver).await?;
             let intent = |resource: &Resource| has_intent(driver, &sources, resource);
-            while let Some(page) = self.next_page(&mut pages).await? {
+            while let Some(page) = self.context.next_page(&mut pages).await? {
                 let now = self.now();
                 for resource in page {
                     let input = self.classification_input(name, &intent, deleting, now);
