@@ -44,12 +44,6 @@ pub enum ControllerManagerError {
          dashes, at most 63 and not a dash first"
     )]
     SnapshotPrefix(String),
-    /// The snapshotter runs with a node-local driver.
-    #[error(
-        "driver {0} is node-local: this version of the snapshotter does not serve it; expected a process \
-         without the role snapshotter"
-    )]
-    SnapshotterWithNodeLocalDriver(DriverName),
     /// A read failed: of the cluster's identity, or of the journal of a driver. After a restore of the
     /// cluster, the manager repeats these reads instead of returning the error.
     #[error("cannot start: {0}")]

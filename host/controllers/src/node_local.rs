@@ -7,7 +7,7 @@ use std::{collections::BTreeMap, time::Duration};
 use cofferdam_backend::Backend;
 use cofferdam_cluster::{ApiError, Cache, Writer, reflector::Scope};
 use cofferdam_domain::{
-    DriverName, Node, NodeName, Volume, VolumeName, names,
+    DriverName, Node, NodeName, Volume, VolumeName, VolumeSnapshotContent, names,
     storage::{Placement, Segments},
 };
 
@@ -154,6 +154,11 @@ impl LocalNode {
         self.segments(&csi.driver, cache).is_ok_and(|segments| volume.is_only_accessible_from(&segments))
     }
 
+    /// Returns true if this process takes and deletes the snapshot of a content of a node-local driver.
+    pub(crate) fn manages(&self, content: &VolumeSnapshotContent) -> bool {
+        content.managing_node() == Some(self.node.as_str())
+    }
+
     /// Checks that no other node has the volume, as it may with a topology key that names a zone: the labels
     /// of another node must not match the volume's node affinity. The Nodes are read live, because this
     /// process watches no Node but its own. Nothing is read if the driver has the key
@@ -189,7 +194,7 @@ impl LocalNode {
 }
 
 /// Returns true if a node may have the volume, by the terms of the volume's node affinity.
-fn matches_affinity(volume: &Volume, node: &Node) -> bool {
+pub(crate) fn matches_affinity(volume: &Volume, node: &Node) -> bool {
     let matches = |key: &str, value: &str| match key {
         names::NODE_TOPOLOGY_KEY => value == node.name.as_str(),
         _ => node.labels.get(key).is_some_and(|label| **label == *value),

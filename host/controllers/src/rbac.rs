@@ -50,7 +50,7 @@ pub struct ResourceAttributes<'a> {
 impl PolicyRule {
     /// Returns true if the rule is for the Leases of leader election.
     pub fn is_for_leases(&self) -> bool {
-        self.group == COORDINATION
+        self.group == COORDINATION && self.scope == RuleScope::OwnNamespace
     }
 
     /// Returns true if the rule allows a request of a process in `own_namespace` that reads the Secrets of
@@ -115,7 +115,7 @@ impl Rule {
     }
 
     /// Restricts the rule to the object of this name.
-    const fn named(self, name: &'static str) -> Self {
+    pub(crate) const fn named(self, name: &'static str) -> Self {
         Self { name: Some(name), ..self }
     }
 }
@@ -123,7 +123,7 @@ impl Rule {
 /// The core API group.
 pub(crate) const CORE: &str = "";
 /// The API group of Leases.
-const COORDINATION: &str = "coordination.k8s.io";
+pub(crate) const COORDINATION: &str = "coordination.k8s.io";
 /// The API group of storage.
 pub(crate) const STORAGE: &str = "storage.k8s.io";
 /// API group of VolumeSnapshots.

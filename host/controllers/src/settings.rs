@@ -88,6 +88,12 @@ impl Settings {
         }
     }
 
+    /// Interval of the scans for orphans. `None` if scans are disabled, or if all drivers of this process are
+    /// node-local: a driver has one orphan report, which only one process may write.
+    pub(crate) fn orphan_scan_interval(&self, backends: &[Arc<dyn Backend>]) -> Option<Duration> {
+        self.provisioner.orphan_scan_interval.filter(|_| self.cluster_wide(backends).next().is_some())
+    }
+
     /// The drivers that are not node-local.
     pub(crate) fn cluster_wide<'a>(
         &self,

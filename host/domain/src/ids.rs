@@ -265,8 +265,10 @@ pub struct ObjectMeta {
     /// Those entries of `metadata.annotations` that
     /// [`CACHED_ANNOTATIONS`](crate::names::CACHED_ANNOTATIONS) names.
     pub annotations: StringMap,
-    /// `metadata.labels` of a PersistentVolume. Empty for the other kinds: their labels are not read, and
-    /// those of a Node are in [`Node::labels`](crate::Node::labels).
+    /// `metadata.labels` of a PersistentVolume, and the label
+    /// [`SNAPSHOT_MANAGED_BY`](crate::names::SNAPSHOT_MANAGED_BY) of a VolumeSnapshotContent. Empty for the
+    /// other kinds: their labels are not read, and those of a Node are in
+    /// [`Node::labels`](crate::Node::labels).
     pub labels: StringMap,
 }
 

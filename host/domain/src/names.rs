@@ -75,6 +75,9 @@ pub const SNAPSHOT_SECRET_NAME: &str = "snapshot.storage.kubernetes.io/deletion-
 pub const SNAPSHOT_SECRET_NAMESPACE: &str = "snapshot.storage.kubernetes.io/deletion-secret-namespace";
 /// VolumeSnapshotContent: volumes of another mode than that of the source may be created from the snapshot.
 pub const ALLOW_VOLUME_MODE_CHANGE: &str = "snapshot.storage.kubernetes.io/allow-volume-mode-change";
+/// Label of a VolumeSnapshotContent: the name of the node whose process takes and deletes the snapshot, for
+/// drivers whose storage is on one node.
+pub const SNAPSHOT_MANAGED_BY: &str = "snapshot.storage.kubernetes.io/managed-by";
 /// Value of [`SNAPSHOT_BEING_CREATED`] and [`SNAPSHOT_BEING_DELETED`].
 pub const YES: &str = "yes";
 /// Finalizer of a VolumeSnapshotContent until its snapshot is deleted or retained.

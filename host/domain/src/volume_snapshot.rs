@@ -176,6 +176,12 @@ impl VolumeSnapshotContent {
         })
     }
 
+    /// The node whose process takes and deletes the snapshot, by the label
+    /// [`SNAPSHOT_MANAGED_BY`](names::SNAPSHOT_MANAGED_BY). `None` without the label, or if it is empty.
+    pub fn managing_node(&self) -> Option<&str> {
+        self.meta.labels.get(names::SNAPSHOT_MANAGED_BY).filter(|node| !node.is_empty())
+    }
+
     /// Returns `true` if `status.readyToUse` is true.
     pub fn is_ready(&self) -> bool {
         self.status.as_ref().is_some_and(|status| status.ready == Some(true))

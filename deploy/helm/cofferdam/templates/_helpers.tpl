@@ -88,9 +88,10 @@ What the values mean, as JSON:
 {{- $local := list -}}
 {{- if .Values.controller.enabled -}}
 {{- range .Values.controller.roles -}}
-{{- if and $nodeLocal (has . (list "provisioner" "attacher" "resizer")) -}}
+{{- if and $nodeLocal (has . (list "provisioner" "attacher" "resizer" "snapshotter")) -}}
 {{- $expands := or (not $component) (has "expansion" $abilities) (has "modification" $abilities) -}}
-{{- if or (eq . "provisioner") (and (eq . "resizer") $expands) -}}
+{{- $snapshots := or (not $component) (has "snapshots" $abilities) -}}
+{{- if or (eq . "provisioner") (and (eq . "resizer") $expands) (and (eq . "snapshotter") $snapshots) -}}
 {{- $local = append $local . -}}
 {{- end -}}
 {{- else -}}

@@ -129,6 +129,18 @@ impl InternPolicy for LabelPolicy {
     const INTERNS_VALUES: bool = true;
 }
 
+/// The label of a VolumeSnapshotContent that names a node.
+#[derive(Default)]
+pub(crate) struct ContentLabelPolicy;
+
+impl InternPolicy for ContentLabelPolicy {
+    const INTERNS_VALUES: bool = true;
+
+    fn is_skipped(name: &str) -> bool {
+        name != names::SNAPSHOT_MANAGED_BY
+    }
+}
+
 /// Labels of a kind whose labels are not read. Only the size of an object limits the size of its labels.
 #[derive(Default)]
 pub(crate) struct NoLabels;

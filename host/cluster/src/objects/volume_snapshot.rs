@@ -19,7 +19,7 @@ use super::{
     error::parse_json,
     fields::WireQuantity,
     meta::Meta,
-    strings::{InternedStr, OwnedStr},
+    strings::{ContentLabelPolicy, InternedStr, OwnedStr},
 };
 use crate::api::ApiResource;
 
@@ -136,7 +136,7 @@ impl Kind for VolumeSnapshotContent {
     fn decode(json: &str) -> Result<Self, DecodeError> {
         #[derive(Deserialize)]
         struct Wire {
-            metadata: Meta,
+            metadata: Meta<ContentLabelPolicy>,
             spec: Spec,
             status: Option<Status>,
         }
@@ -321,6 +321,13 @@ mod tests {
         );
         let error = SnapshotError { message: "m".into(), time: None };
         assert_eq!((status.error, status.group.as_deref()), (Some(Box::new(error)), Some("g")));
+
+        let managed = json!({
+            "metadata": {"name": "a", "labels": {names::SNAPSHOT_MANAGED_BY: "node-1", "tier": "gold"}},
+            "spec": spec,
+        });
+        let content = object::<VolumeSnapshotContent>(&managed.to_string()).unwrap().unwrap();
+        assert_eq!((content.managing_node(), content.meta.labels.len()), (Some("node-1"), 1));
 
         let existing = json!({
             "deletionPolicy": "Retain", "driver": "d", "source": {"snapshotHandle": "h"},

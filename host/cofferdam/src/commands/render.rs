@@ -394,7 +394,7 @@ mod tests {
         let documents: Vec<Value> = serde_saphyr::from_multiple(&text).unwrap();
         let kinds: Vec<_> = documents.iter().map(|object| object["kind"].as_str().unwrap()).collect();
         let one = ["ValidatingAdmissionPolicy", "ValidatingAdmissionPolicyBinding"];
-        assert_eq!(kinds, [one, one, one].concat());
+        assert_eq!(kinds, [one, one, one, one].concat());
         for pair in documents.chunks(2) {
             assert_eq!(pair[0]["metadata"]["name"], pair[1]["spec"]["policyName"]);
             let condition = pair[0]["spec"]["matchConditions"][0]["expression"].as_str().unwrap();
@@ -575,6 +575,7 @@ mod tests {
         let name = [
             "/events create,patch", "/namespaces get", "/persistentvolumeclaims get,list,patch,watch",
             "/persistentvolumes create,delete,get,list,patch,watch",
+            "snapshot.storage.k8s.io/volumesnapshotcontents get", "snapshot.storage.k8s.io/volumesnapshots get",
             "storage.k8s.io/csidrivers get", "storage.k8s.io/storageclasses list,watch",
             "storage.k8s.io/volumeattributesclasses list,watch", "/configmaps create,get,list,patch,watch",
             "coordination.k8s.io/leases create,get,update,watch",

@@ -368,6 +368,7 @@ pub(crate) fn controller_settings(configuration: &Configuration, namespace: Stri
             extra_create_metadata: configuration.extra_create_metadata,
             workers: workers.unwrap_or(defaults.snapshots.workers),
             prevent_volume_mode_conversion: configuration.prevent_volume_mode_conversion,
+            distributed: configuration.enable_distributed_snapshotting,
         },
     }
 }

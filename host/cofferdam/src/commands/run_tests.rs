@@ -37,6 +37,7 @@ const OFF_DEFAULT: &[(&str, &str)] = &[
     ("snapshot-name-prefix", "snap"),
     ("snapshot-name-uuid-length", "8"),
     ("prevent-volume-mode-conversion", "false"),
+    ("enable-distributed-snapshotting", "true"),
     ("orphan-scan-interval", "14m"),
     ("resync", "15m"),
     ("reconcile-sync", "16m"),
@@ -179,9 +180,10 @@ fn every_setting_of_a_controller_has_the_configured_value() {
         extra_create_metadata,
         workers,
         prevent_volume_mode_conversion,
+        distributed,
     } = snapshots;
     assert_eq!((name_prefix.as_str(), name_uuid_length, workers), ("snap", Some(8), 13));
-    assert!(extra_create_metadata && !prevent_volume_mode_conversion);
+    assert!(extra_create_metadata && !prevent_volume_mode_conversion && distributed);
 }
 
 fn check_provisioner(settings: &ProvisionerSettings) {

@@ -318,8 +318,8 @@ impl ResolvedConfig {
             return Ok(());
         }
         if configuration.node_deployment && configuration.leader_election == Some(true) {
-            let problem = "is for one provisioner per cluster, and node-deployment for one per node: \
-                           expected one of the two";
+            let problem = "is for one process per driver, and node-deployment for one per node: expected one of \
+                           the two";
             return Err(self.value_error("leader-election", problem.to_owned()));
         }
         Self::lease_durations(configuration)

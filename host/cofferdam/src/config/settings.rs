@@ -110,6 +110,7 @@ const PROVISIONER_AND_SNAPSHOTTER: SettingGroup =
     SettingGroup { roles: "provisioner, snapshotter", ..SIDECARS };
 const PROVISIONER_AND_SNAPSHOT_CONTROLLER: SettingGroup =
     SettingGroup { roles: "provisioner, snapshot-controller", ..SIDECARS };
+const SNAPSHOT_CONTROLLER: SettingGroup = SettingGroup { roles: "snapshot-controller", ..SIDECARS };
 const ATTACH_DETACH: SettingGroup =
     SettingGroup { heading: Some("Compatible with kube-controller-manager"), roles: "attach-detach", ..ALL };
 const ORPHANS: SettingGroup =
@@ -128,7 +129,9 @@ const REGISTRAR: SettingGroup = SettingGroup { roles: "registrar", ..NODE_SIDECA
 const PROBES: SettingGroup = SettingGroup { roles: "registrar, liveness", ..NODE_SIDECARS };
 const LEADER_ELECTION: SettingGroup =
     SettingGroup { roles: "those that reconcile a cluster", ..NODE_SIDECARS };
-const NODE_DEPLOYMENT: SettingGroup = SettingGroup { roles: "provisioner", ..NODE_SIDECARS };
+const NODE_DEPLOYMENT: SettingGroup =
+    SettingGroup { roles: "provisioner, resizer, snapshotter", ..NODE_SIDECARS };
+const NODE_PROVISIONER: SettingGroup = SettingGroup { roles: "provisioner", ..NODE_SIDECARS };
 const NODE_POLICY: SettingGroup = SettingGroup { scope: FlagScope::File, heading: None, roles: "node" };
 
 macro_rules! settings {
@@ -321,9 +324,16 @@ settings! {
         /// Reject a claim with another volumeMode than the source of its snapshot
         prevent_volume_mode_conversion: bool = Bool, Value("true");
     }
+    SNAPSHOT_CONTROLLER => {
+        /// Label new VolumeSnapshotContents with the node that matches the node affinity of the source volume,
+        /// for node-local drivers whose topology key is not topology.cofferdam.dev/node
+        enable_distributed_snapshotting: bool = Bool, Value("false");
+    }
     NODE_DEPLOYMENT => {
         /// Treat every driver of this process as node-local (CSI drivers cannot declare it themselves)
         node_deployment: bool = Bool, Value("false");
+    }
+    NODE_PROVISIONER => {
         /// Let node-local drivers compete with those of other nodes for claims without a selected node
         node_deployment_immediate_binding: bool = Bool, Value("true");
         /// Longest delay before a node-local driver claims such a claim

@@ -482,7 +482,7 @@ fn every_setting_has_a_flag_of_its_scope() {
         assert_eq!(has_flag(&run, &setting.name), scope != FlagScope::File, "{}", setting.name);
         assert_eq!(has_flag(&dev, &setting.name), scope == FlagScope::Process, "{}", setting.name);
     }
-    assert_eq!(SETTINGS.len(), 65);
+    assert_eq!(SETTINGS.len(), 66);
     assert!(has_flag(&run, "config") && has_flag(&dev, "config"));
     let connection = SettingFlags::<ConnectionSelection>::augment_args(clap::Command::new("status"));
     assert!(has_flag(&connection, "kubeconfig") && has_flag(&connection, "context"));

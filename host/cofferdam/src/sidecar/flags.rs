@@ -15,7 +15,7 @@ use super::{
         Uint, Verbosity,
     },
 };
-use FlagEffect::{DefaultOnly, Ignored, Sets, Translated};
+use FlagEffect::{Ignored, Sets, Translated};
 
 /// A flag of one or more sidecars.
 #[derive(Clone, Copy, Debug)]
@@ -42,8 +42,6 @@ pub(super) enum FlagEffect {
     /// Has no effect; the text says what happens instead. A value other than the default is named in the
     /// warning at the start.
     Ignored(&'static str),
-    /// Another value than the default is rejected; the text is the reason.
-    DefaultOnly(&'static str),
 }
 
 const ALL: &[Sidecar] = &Sidecar::ALL;
@@ -77,7 +75,8 @@ const NO_CAPACITY_OBJECTS: &str = "CSIStorageCapacity objects are not updated; t
      has storageCapacity true, at the start or later";
 const NO_SWEEP: &str = "changes of claims and VolumeSnapshots remove the finalizer";
 const NO_GROUPS: &str = "VolumeGroupSnapshots are left alone";
-const NO_NODE_SNAPSHOTS: &str = "drivers whose volumes are on one node need the Go program";
+const NODE_DEPLOYMENT: FlagEffect =
+    Translated("sets `node-deployment`, and `node-name` to the environment variable NODE_NAME");
 const WORKER_THREADS: &str = "`worker-threads` is the limit";
 
 /// A feature gate of a sidecar that has one value in this program.
@@ -212,8 +211,7 @@ pub(super) static FLAGS: &[SidecarFlag] = &[
     flag("strict-topology", PROVISIONER, Bool, "false", Sets("strict-topology")),
     flag("immediate-topology", PROVISIONER, Bool, "true", Sets("immediate-topology")),
     flag("controller-publish-readonly", PROVISIONER, Bool, "false", Sets("controller-publish-readonly")),
-    flag("node-deployment", PROVISIONER, Bool, "false",
-        Translated("sets `node-deployment`, and `node-name` to the environment variable NODE_NAME")),
+    flag("node-deployment", PROVISIONER, Bool, "false", NODE_DEPLOYMENT),
     flag("node-deployment-immediate-binding", PROVISIONER, Bool, "true",
         Sets("node-deployment-immediate-binding")),
     flag("node-deployment-base-delay", PROVISIONER, Duration, "20s", Sets("node-deployment-base-delay")),
@@ -248,9 +246,9 @@ pub(super) static FLAGS: &[SidecarFlag] = &[
     flag("snapshot-name-uuid-length", SNAPSHOTTER, Int, "-1", Sets("snapshot-name-uuid-length")),
     flag("resync-period", SNAPSHOTS, Duration, "15m",
         Ignored("watches report each change; a snapshot that is not ready is asked for again after a back-off")),
-    flag("node-deployment", SNAPSHOTTER, Bool, "false", DefaultOnly(NO_NODE_SNAPSHOTS)),
+    flag("node-deployment", SNAPSHOTTER, Bool, "false", NODE_DEPLOYMENT),
     flag("enable-distributed-snapshotting", SNAPSHOT_CONTROLLER, Bool, "false",
-        DefaultOnly(NO_NODE_SNAPSHOTS)),
+        Sets("enable-distributed-snapshotting")),
     flag("retry-crd-interval-max", SNAPSHOT_CONTROLLER, Duration, "30s",
         Ignored("the process waits for the kinds as long as it runs")),
     flag("groupsnapshot-name-prefix", SNAPSHOTTER, Text, "groupsnapshot", Ignored(NO_GROUPS)),

@@ -67,8 +67,6 @@ pub(crate) enum SidecarError {
     Exclusive { first: &'static str, second: &'static str },
     #[error("--{0} is a required parameter: expected the path of the driver's socket on the host")]
     Required(&'static str),
-    #[error("--{name}={value} is not supported: expected {default}: {reason}")]
-    DefaultOnly { name: &'static str, value: String, default: &'static str, reason: &'static str },
     #[error("the environment variable {variable} must be set with --{flag}: expected the name of the Node")]
     MissingVariable { variable: &'static str, flag: &'static str },
 }

@@ -303,12 +303,7 @@ fn a_command_line_that_the_sidecar_rejects_is_rejected() {
         (
             Sidecar::Snapshotter,
             "--node-deployment",
-            "--node-deployment=true is not supported: expected false",
-        ),
-        (
-            Sidecar::SnapshotController,
-            "--enable-distributed-snapshotting",
-            "--enable-distributed-snapshotting=true is not supported",
+            "the environment variable NODE_NAME must be set with --node-deployment",
         ),
         (
             Sidecar::Snapshotter,

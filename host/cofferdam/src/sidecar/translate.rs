@@ -28,7 +28,6 @@ impl fmt::Display for FlagEffect {
         match self {
             Self::Sets(setting) => write!(f, "sets `{setting}`"),
             Self::Translated(effect) => f.write_str(effect),
-            Self::DefaultOnly(reason) => write!(f, "accepts the default only: {reason}"),
             Self::Ignored(instead) => write!(f, "has no effect: {instead}"),
         }
     }
@@ -141,20 +140,12 @@ impl<'a> LastValues<'a> {
         }
     }
 
-    /// Rejects values that this program does not support, and combinations that the sidecar rejects.
+    /// Rejects combinations that the sidecar rejects.
     fn check(&self, sidecar: Sidecar) -> Result<(), SidecarError> {
         for first in ["metrics-address", "health-port"] {
             let second = "http-endpoint";
             if self.is_set(first) && self.is_set(second) {
                 return Err(SidecarError::Exclusive { first, second });
-            }
-        }
-        for GivenFlag { flag, value } in self.0.values() {
-            if let FlagEffect::DefaultOnly(reason) = flag.effect
-                && *value != flag.default
-            {
-                let (name, value, default) = (flag.name, value.clone(), flag.default);
-                return Err(SidecarError::DefaultOnly { name, value, default, reason });
             }
         }
         let required = "kubelet-registration-path";

@@ -1,6 +1,6 @@
 //! Declaration of the provisioner, which includes the scan for orphaned volumes.
 
-use std::{sync::Arc, time::Duration};
+use std::sync::Arc;
 
 use cofferdam_backend::Backend;
 use cofferdam_cluster::{
@@ -68,13 +68,10 @@ const NODE_LOCAL: &[Rule] = &[
     Rule::driver_secrets(),
     Rule::cluster(STORAGE, "csidrivers", &["get"]),
     Rule::cluster(STORAGE, "volumeattributesclasses", WATCH),
+    // The sources of restored volumes.
+    Rule::cluster(SNAPSHOT, "volumesnapshots", &["get"]),
+    Rule::cluster(SNAPSHOT, "volumesnapshotcontents", &["get"]),
 ];
-
-/// Interval of the scan for orphaned volumes. `None` if scans are disabled, or if all drivers of this process
-/// are node-local: a driver has one orphan report, which only one process may write.
-fn orphan_scan_interval(settings: &Settings, backends: &[Arc<dyn Backend>]) -> Option<Duration> {
-    settings.provisioner.orphan_scan_interval.filter(|_| settings.cluster_wide(backends).next().is_some())
-}
 
 /// The watch of a kind with topology information (CSINode or Node): every object if a driver with topology is
 /// not node-local, else only the object of this process's node if a node-local driver needs the object.
@@ -154,7 +151,7 @@ impl DeclaredController for Provisioner {
         }
         watches.extend(topology_watch::<CsiNode>(settings, backends, LocalNode::needs_keys));
         watches.extend(topology_watch::<Node>(settings, backends, LocalNode::needs_labels));
-        if orphan_scan_interval(settings, backends).is_some() {
+        if settings.orphan_scan_interval(backends).is_some() {
             let reports = orphan_report::report_scope(namespace);
             watches.push(WatchSpec::scoped::<OrphanReport>(reports).optional());
         }
@@ -201,7 +198,7 @@ impl DeclaredController for Provisioner {
             channels: Arc::clone(&process.channels),
             stuck_after: process.settings.provisioner.stuck_after,
             restore_check: process.restore_check.clone(),
-            orphans: orphan_scan_interval(settings, &backends).map(|interval| {
+            orphans: settings.orphan_scan_interval(&backends).map(|interval| {
                 OrphanScanner::new(OrphanContext::new(process, OrphanKind::Volume, interval, orphan_metrics))
             }),
             metrics,

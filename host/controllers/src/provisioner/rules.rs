@@ -298,12 +298,13 @@ fn select_local_node(
         Ok(intent) => Some(Box::new(intent.request)),
         // The claim is provisioned on the node of its source.
         Err(verdict) if matches!(*verdict, ProvisionVerdict::LeaveNode { .. }) => {
-            return Ok(ProvisionVerdict::NoAction("the source volume is not on this node"));
+            return Ok(ProvisionVerdict::NoAction("the source is not on this node"));
         }
         Err(verdict)
             if matches!(
                 *verdict,
                 ProvisionVerdict::ReadAnnotations(_)
+                    | ProvisionVerdict::ReadSnapshot(_)
                     | ProvisionVerdict::LeaveToPopulator
                     | ProvisionVerdict::WaitForSource { .. }
             ) =>
@@ -582,9 +583,6 @@ fn check_source_kind(
         Some(SourceKey::Snapshot(_)) if !options.restoring_drivers.contains(driver) => {
             format!("driver {driver} does not restore snapshots: it has no CREATE_DELETE_SNAPSHOT")
         }
-        Some(SourceKey::Snapshot(_)) if options.local_node_of(driver).is_some() => {
-            format!("driver {driver} is node-local: this version of Cofferdam does not restore its snapshots")
-        }
         Some(SourceKey::Claim(_) | SourceKey::Snapshot(_)) => return Ok(()),
     };
     Err(Box::new(ProvisionVerdict::Reject { message, permanent: true }))
@@ -629,7 +627,19 @@ fn find_source(
             };
             let prevents = input.options.prevent_volume_mode_conversion;
             let checked = source::snapshot::check_snapshot(input.cache, claim, class, live, prevents);
-            checked.map(Some).map_err(|error| wait(error.to_string()))
+            let found = checked.map_err(|error| wait(error.to_string()))?;
+            let Some(local_node) = input.options.local_node_of(&class.provisioner) else {
+                return Ok(Some(found));
+            };
+            if live.content.as_ref().is_some_and(|content| !local_node.manages(content)) {
+                let node = local_node.node.clone();
+                let message = failed(format!("its snapshot is not on the selected node {node}"));
+                return Err(Box::new(ProvisionVerdict::LeaveNode { node, message }));
+            }
+            // The account of a node has no permission to write the finalizer. It needs none: snapshot-controller
+            // keeps a VolumeSnapshot that a claim without a volume names, and the snapshotter of the node a
+            // snapshot that an intent names.
+            Ok(Some(FoundSource { unprotected: None, ..found }))
         }
     }
 }

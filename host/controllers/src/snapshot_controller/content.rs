@@ -1,7 +1,8 @@
 //! The object of a new VolumeSnapshotContent.
 
 use cofferdam_domain::{
-    Volume, VolumeSnapshot, VolumeSnapshotClass, VolumeSnapshotContentName, names, volume::SecretRef,
+    NodeName, Volume, VolumeSnapshot, VolumeSnapshotClass, VolumeSnapshotContentName, names,
+    volume::SecretRef,
 };
 use serde_json::{Value, json};
 
@@ -13,6 +14,7 @@ pub(super) fn new_content(
     class: &VolumeSnapshotClass,
     volume: &Volume,
     secret: Option<&SecretRef>,
+    managing_node: Option<&NodeName>,
     has_mode: bool,
 ) -> Value {
     let mut content = json!({
@@ -36,6 +38,11 @@ pub(super) fn new_content(
     });
     if has_mode && let Some(spec) = content.get_mut("spec").and_then(Value::as_object_mut) {
         spec.insert("sourceVolumeMode".to_owned(), json!(volume.mode.as_str()));
+    }
+    if let Some(node) = managing_node
+        && let Some(metadata) = content.get_mut("metadata").and_then(Value::as_object_mut)
+    {
+        metadata.insert("labels".to_owned(), json!({names::SNAPSHOT_MANAGED_BY: node}));
     }
     if let Some(secret) = secret
         && let Some(metadata) = content.get_mut("metadata").and_then(Value::as_object_mut)

@@ -13,7 +13,7 @@ use super::{
 use crate::{
     context::ProcessContext,
     controller::DeclaredController,
-    rbac::{CORE, DriverPlacement, Rule, RuleSet, SNAPSHOT},
+    rbac::{COORDINATION, CORE, DriverPlacement, NodeTopologySource, Rule, RuleSet, SNAPSHOT},
     role::Role,
     settings::Settings,
     watches::WatchSpec,
@@ -21,6 +21,8 @@ use crate::{
 
 /// The controller's name in `--role`.
 pub const ROLE: Role = Role::new("snapshot-controller");
+/// Name of the Lease, as in external-snapshotter.
+pub const LEASE_NAME: &str = "snapshot-controller-leader";
 
 /// RBAC rules of this controller, in addition to those of every process. Upstream's counterpart is the
 /// ClusterRole of snapshot-controller.
@@ -31,7 +33,12 @@ const RULES: &[Rule] = &[
     Rule::cluster(SNAPSHOT, "volumesnapshotcontents", &["create", "delete", "get", "list", "patch", "watch"]),
     Rule::cluster(SNAPSHOT, "volumesnapshots", &["get", "list", "patch", "watch"]),
     Rule::cluster(SNAPSHOT, "volumesnapshots/status", &["patch"]),
+    // The Lease of another snapshot-controller, at the start.
+    Rule::cluster(COORDINATION, "leases", &["get"]).named(LEASE_NAME),
 ];
+
+/// RBAC rules of `--enable-distributed-snapshotting`.
+const NODES: &[Rule] = &[Rule::cluster(CORE, "nodes", &["list"])];
 
 impl DeclaredController for SnapshotController {
     const ROLE: Role = ROLE;
@@ -40,7 +47,7 @@ impl DeclaredController for SnapshotController {
     type Metrics = SnapshotControllerMetrics;
 
     fn lease_name(_: &cofferdam_domain::DriverName) -> String {
-        "snapshot-controller-leader".to_owned()
+        LEASE_NAME.to_owned()
     }
 
     fn watches(_: &Settings, _: &[Arc<dyn Backend>]) -> Vec<WatchSpec> {
@@ -51,8 +58,13 @@ impl DeclaredController for SnapshotController {
         ]
     }
 
-    fn rbac_rules(_: DriverPlacement) -> RuleSet {
-        &[RULES]
+    fn rbac_rules(placement: DriverPlacement) -> RuleSet {
+        match placement {
+            DriverPlacement::ClusterWide | DriverPlacement::NodeLocal(NodeTopologySource::Name) => &[RULES],
+            DriverPlacement::NodeLocal(NodeTopologySource::Labels | NodeTopologySource::CsiNode) => {
+                &[RULES, NODES]
+            }
+        }
     }
 
     fn register_metrics(registry: &mut Registry) -> Self::Metrics {
@@ -66,6 +78,7 @@ impl DeclaredController for SnapshotController {
             events: process.events.clone(),
             recorders: process.recorders(ROLE),
             clock: Arc::clone(&process.clock),
+            distributed: process.settings.snapshots.distributed,
             prevent_volume_mode_conversion: process.settings.snapshots.prevent_volume_mode_conversion,
             workers: process.settings.snapshots.workers,
             backoff: process.settings.calls.backoff(),

@@ -5,11 +5,12 @@
 mod conflict;
 mod content;
 mod declaration;
+mod managing_node;
 mod metrics;
 pub mod reconcile;
 pub mod rules;
 pub mod secret_references;
 mod status;
 
-pub use declaration::ROLE;
+pub use declaration::{LEASE_NAME, ROLE};
 pub(crate) use status::{error_now, error_value};

@@ -20,6 +20,7 @@ use tokio_util::sync::CancellationToken;
 use super::{
     conflict,
     content::new_content,
+    managing_node::managing_node,
     metrics::{SnapshotControllerMetrics, SnapshotOperation},
     rules::{self, ContentVerdict, Dependency, SnapshotFailure, SnapshotVerdict},
     secret_references, status,
@@ -46,6 +47,8 @@ pub(crate) struct SnapshotControllerContext {
     pub(super) clock: Clock,
     /// Write the volumeMode of the source to new contents (`--prevent-volume-mode-conversion`).
     pub(super) prevent_volume_mode_conversion: bool,
+    /// Read the Nodes to find the node of a volume (`--enable-distributed-snapshotting`).
+    pub(super) distributed: bool,
     /// Maximum number of objects of each kind that are reconciled concurrently.
     pub(super) workers: usize,
     pub(super) backoff: ExponentialBackoff,
@@ -400,8 +403,15 @@ impl SnapshotController {
                 return Err(self.fail(snapshot, failure).await);
             }
         };
+        let node = match managing_node(volume, self.context.distributed, &self.context.writer).await {
+            Ok(node) => node,
+            Err(error) => {
+                self.emit_error(snapshot, "CreateSnapshotContentFailed", &error);
+                return Err(Action::Backoff);
+            }
+        };
         let has_mode = self.context.prevent_volume_mode_conversion;
-        let body = new_content(&name, snapshot, class, volume, secret.as_ref(), has_mode);
+        let body = new_content(&name, snapshot, class, volume, secret.as_ref(), node.as_ref(), has_mode);
         let write = self.context.writer.create::<VolumeSnapshotContent>(None, &body);
         match self.record(&format!("creates VolumeSnapshotContent {name}"), write).await {
             Ok(_) => {

@@ -7,9 +7,10 @@ use cofferdam_cluster::{
     OrphanReport,
     deletion_freeze::{self, RestoreMarker},
     orphan_report::{self, OrphanKind},
+    reflector::Scope,
 };
 use cofferdam_domain::{
-    DriverName, VolumeSnapshot, VolumeSnapshotClass, VolumeSnapshotContent, storage::Ability,
+    DriverName, VolumeSnapshot, VolumeSnapshotClass, VolumeSnapshotContent, names, storage::Ability,
 };
 use prometheus_client::registry::Registry;
 
@@ -18,6 +19,7 @@ use crate::{
     context::ProcessContext,
     controller::DeclaredController,
     error::ControllerManagerError,
+    node_local::NodeDeployment,
     orphans::{OrphanContext, OrphanScanner, metrics::OrphanMetrics},
     provisioner::settings::is_valid_prefix,
     rbac::{DriverPlacement, Rule, RuleSet, SNAPSHOT, WATCH},
@@ -30,17 +32,27 @@ use crate::{
 pub const ROLE: Role = Role::new("snapshotter");
 
 /// RBAC rules of this controller, in addition to those of every process. Upstream's counterpart is
-/// csi-snapshotter's ClusterRole. The restore marker and orphan reports are ConfigMaps of the process's
-/// namespace, and so is the journal, which the scan for orphans reads.
+/// csi-snapshotter's ClusterRole. The restore marker is a ConfigMap of the process's namespace, and so is the
+/// journal.
 const RULES: &[Rule] = &[
-    Rule::own_config_maps(&["create", "get", "list", "patch", "watch"]),
+    Rule::own_config_maps(&["get", "list", "watch"]),
     Rule::driver_secrets(),
-    // The scan for orphans.
-    Rule::cluster(SNAPSHOT, "volumesnapshots", WATCH),
     Rule::cluster(SNAPSHOT, "volumesnapshotclasses", WATCH),
     Rule::cluster(SNAPSHOT, "volumesnapshotcontents", &["get", "list", "patch", "watch"]),
     Rule::cluster(SNAPSHOT, "volumesnapshotcontents/status", &["patch"]),
 ];
+
+/// RBAC rules of the scan for orphans, which does not scan node-local drivers. Its reports are ConfigMaps.
+const SCAN: &[Rule] =
+    &[Rule::own_config_maps(&["create", "patch"]), Rule::cluster(SNAPSHOT, "volumesnapshots", WATCH)];
+
+/// The contents that this process may manage: those of its node, if all of its drivers are node-local.
+fn content_scope(settings: &Settings, backends: &[Arc<dyn Backend>]) -> Scope {
+    let is_local = settings.cluster_wide(backends).next().is_none();
+    let node = settings.node.as_ref().filter(|_| is_local);
+    let label = |node: &NodeDeployment| format!("{}={}", names::SNAPSHOT_MANAGED_BY, node.node);
+    Scope { label_selector: node.map(label), ..Scope::default() }
+}
 
 impl DeclaredController for Snapshotter {
     const ROLE: Role = ROLE;
@@ -53,28 +65,23 @@ impl DeclaredController for Snapshotter {
         format!("external-snapshotter-leader-{driver}")
     }
 
-    fn check(settings: &Settings, backends: &[Arc<dyn Backend>]) -> Result<(), ControllerManagerError> {
+    fn check(settings: &Settings, _: &[Arc<dyn Backend>]) -> Result<(), ControllerManagerError> {
         let prefix = &settings.snapshots.name_prefix;
-        if !is_valid_prefix(prefix) {
-            return Err(ControllerManagerError::SnapshotPrefix(prefix.clone()));
-        }
-        match backends.iter().find(|backend| settings.is_node_local(&***backend)) {
-            None => Ok(()),
-            Some(backend) => Err(ControllerManagerError::SnapshotterWithNodeLocalDriver(
-                backend.description().name.clone(),
-            )),
+        match is_valid_prefix(prefix) {
+            true => Ok(()),
+            false => Err(ControllerManagerError::SnapshotPrefix(prefix.clone())),
         }
     }
 
-    fn watches(settings: &Settings, _: &[Arc<dyn Backend>]) -> Vec<WatchSpec> {
+    fn watches(settings: &Settings, backends: &[Arc<dyn Backend>]) -> Vec<WatchSpec> {
         let namespace = &settings.namespace;
         let mut watches = vec![
-            WatchSpec::all::<VolumeSnapshotContent>(),
+            WatchSpec::scoped::<VolumeSnapshotContent>(content_scope(settings, backends)),
             WatchSpec::all::<VolumeSnapshotClass>(),
             WatchSpec::scoped::<RestoreMarker>(deletion_freeze::marker_scope(namespace)),
         ];
         // The sidecar's rights lack both.
-        if settings.provisioner.orphan_scan_interval.is_some() {
+        if settings.orphan_scan_interval(backends).is_some() {
             let reports = orphan_report::report_scope(namespace);
             watches.push(WatchSpec::scoped::<OrphanReport>(reports).optional());
             watches.push(WatchSpec::all::<VolumeSnapshot>().optional());
@@ -82,8 +89,11 @@ impl DeclaredController for Snapshotter {
         watches
     }
 
-    fn rbac_rules(_: DriverPlacement) -> RuleSet {
-        &[RULES]
+    fn rbac_rules(placement: DriverPlacement) -> RuleSet {
+        match placement {
+            DriverPlacement::ClusterWide => &[RULES, SCAN],
+            DriverPlacement::NodeLocal(_) => &[RULES],
+        }
     }
 
     fn register_metrics(registry: &mut Registry) -> Self::Metrics {
@@ -93,6 +103,7 @@ impl DeclaredController for Snapshotter {
     fn context(process: &ProcessContext, metrics: OrphanMetrics) -> SnapshotterContext {
         let takes_snapshots = |backend: &Arc<dyn Backend>| backend.abilities().contains(&Ability::Snapshots);
         let drivers = process.drivers.iter().filter(|(_, driver)| takes_snapshots(&driver.backend));
+        let backends: Vec<_> = process.drivers.values().map(|driver| Arc::clone(&driver.backend)).collect();
         SnapshotterContext {
             cache: Arc::clone(&process.cache),
             writer: process.writer.clone(),
@@ -107,7 +118,8 @@ impl DeclaredController for Snapshotter {
             calls: process.settings.calls,
             term: process.term.clone(),
             restore_check: process.restore_check.clone(),
-            orphans: process.settings.provisioner.orphan_scan_interval.map(|interval| {
+            local_node: process.local_node.clone(),
+            orphans: process.settings.orphan_scan_interval(&backends).map(|interval| {
                 OrphanScanner::new(OrphanContext::new(process, OrphanKind::Snapshot, interval, metrics))
             }),
             queue_metrics: process.queue_metrics.clone(),

@@ -7,7 +7,7 @@ use std::{
 };
 
 use cofferdam_cluster::{
-    ApiError, Cache, Change, Clock, Lookup, SecretError, SecretReader, Writer,
+    ApiError, Cache, Change, Clock, SecretError, SecretReader, Writer,
     deletion_freeze::{self, RestoreMarker},
     metrics::Metrics,
     observer::StepResult,
@@ -36,6 +36,7 @@ use crate::{
     controller::Controller,
     drivers::ManagedDriver,
     events::{EventRecorder, EventSpec},
+    node_local::LocalNode,
     orphans::OrphanScanner,
     reconcile::{EVENT_REPEAT_INTERVAL, MAX_EFFECTS, action_for_write_error, subscribe},
     restore_check::RestoreCheck,
@@ -57,6 +58,8 @@ pub(crate) struct SnapshotterContext {
     pub(super) namespace: String,
     /// Drivers of this process with snapshots.
     pub(super) drivers: HashMap<DriverName, ManagedDriver>,
+    /// The node of this process and its node-local drivers, perhaps none. `None` without `--node-name`.
+    pub(super) local_node: Option<LocalNode>,
     pub(super) settings: SnapshotSettings,
     pub(super) calls: CallSettings,
     /// The term in which driver calls may begin.
@@ -123,9 +126,21 @@ fn is_same_version(live: &VolumeSnapshotContent, cached: &VolumeSnapshotContent)
 }
 
 impl Snapshotter {
+    /// The queue of a content. `None` if this process does not manage it: the driver runs elsewhere, or it is
+    /// node-local and the content's node is another one.
+    fn queue_of(&self, content: &VolumeSnapshotContent) -> Option<&Queue<VolumeSnapshotContentName>> {
+        let is_of_node = self.context.local_node.as_ref().is_some_and(|node| node.manages(content));
+        let is_managed = is_of_node || !self.is_node_local(&content.driver);
+        self.contents.get(&content.driver).filter(|_| is_managed)
+    }
+
+    fn is_node_local(&self, driver: &DriverName) -> bool {
+        self.context.local_node.as_ref().is_some_and(|node| node.has_driver(driver))
+    }
+
     fn content_changed(&self, change: &Change<VolumeSnapshotContent>) {
         let Some(content) = change.new.as_ref().or(change.old.as_ref()) else { return };
-        let Some(queue) = self.contents.get(&content.driver) else { return };
+        let Some(queue) = self.queue_of(content) else { return };
         match (&change.old, &change.new) {
             // A write of this role must not end the back-off.
             (Some(old), Some(new)) if !rules::needs_decision(old, new) => {
@@ -147,7 +162,7 @@ impl Snapshotter {
     fn enqueue(&self, is_affected: impl Fn(&VolumeSnapshotContent) -> bool) {
         for content in self.context.cache.snapshot_contents.list() {
             if is_affected(&content)
-                && let Some(queue) = self.contents.get(&content.driver)
+                && let Some(queue) = self.queue_of(&content)
             {
                 queue.add(content.name.clone());
             }
@@ -163,7 +178,8 @@ impl Snapshotter {
         let mut is_current = false;
         for _ in 0..MAX_EFFECTS {
             let cache = &self.context.cache;
-            let Lookup::Found(content) = cache.snapshot_contents.get(name) else {
+            let content = cache.snapshot_contents.get(name).into_object();
+            let Some(content) = content.filter(|content| self.queue_of(content).is_some()) else {
                 self.forget(name);
                 return Action::Done;
             };
@@ -467,10 +483,7 @@ impl Snapshotter {
         content: &VolumeSnapshotContent,
         handle: SnapshotHandle,
     ) -> Result<(), Action> {
-        if let Some(claim) = driver.journal.claim_with_source(&ContentSource::Snapshot(handle.clone())) {
-            let text = format!("claim {claim} is restored from the snapshot: it is not deleted yet");
-            return Err(self.fail_deletion(content, text));
-        }
+        self.check_unused(driver, content, &handle).await?;
         let secrets = match self.read_secret(rules::secret_of(content)).await {
             Ok(secrets) => secrets,
             Err(error) => return Err(self.fail_deletion(content, error.to_string())),
@@ -499,6 +512,37 @@ impl Snapshotter {
         let cleared = json!({"snapshotHandle": null, "creationTime": null, "readyToUse": null, "restoreSize": null, "error": null});
         let text = format!("removes the snapshot from the status of VolumeSnapshotContent {}", content.name);
         self.patch_status(content, &text, cleared).await
+    }
+
+    /// Checks that no volume is being created from the snapshot. No finalizer of the VolumeSnapshot protects
+    /// the source of a node-local driver's volume, so the journal is read, which another process of the node
+    /// may write.
+    ///
+    /// # Errors
+    /// The action that the reconcile returns.
+    async fn check_unused(
+        &self,
+        driver: &ManagedDriver,
+        content: &VolumeSnapshotContent,
+        handle: &SnapshotHandle,
+    ) -> Result<(), Action> {
+        let source = ContentSource::Snapshot(handle.clone());
+        let mut claim = driver.journal.claim_with_source(&source);
+        if self.is_node_local(&content.driver) {
+            let requested = match driver.journal.sources_live().await {
+                Ok(requested) => requested,
+                Err(error) => return Err(self.action_for_error(content, &error).await),
+            };
+            if let Some(uid) = requested.undecodable {
+                let text =
+                    format!("the intent of claim {uid} cannot be decoded: the snapshot is not deleted");
+                return Err(self.fail_deletion(content, text));
+            }
+            claim = claim.or_else(|| requested.claim_with_source(&source).cloned());
+        }
+        let Some(claim) = claim else { return Ok(()) };
+        let text = format!("claim {claim} is restored from the snapshot: it is not deleted yet");
+        Err(self.fail_deletion(content, text))
     }
 
     /// Writes a failure to the status, unless the status has it, and emits its event then. Returns the

@@ -230,7 +230,7 @@ struct Array {
     snapshot_faults: VecDeque<DriverFault>,
     snapshot_delete_faults: VecDeque<DriverFault>,
     snapshot_list_faults: VecDeque<DriverFault>,
-    /// Create requests of snapshots that have taken effect or still may, by name.
+    /// Create requests of snapshots that have taken effect or still may, by the array's key.
     pending_snapshots: BTreeSet<String>,
     listing: Option<ListingBehavior>,
     list_faults: VecDeque<DriverFault>,
@@ -355,12 +355,13 @@ impl ScriptedDriver {
         self.lock().snapshots.remove(name);
     }
 
-    /// The snapshots of the array, by name.
+    /// The snapshots of the array, by name, or by `node/name` if the driver is node-local.
     pub fn snapshots(&self) -> BTreeMap<String, ArraySnapshot> {
         self.lock().snapshots.clone()
     }
 
-    /// Names of snapshots whose create requests have taken effect or still may, and that are not deleted.
+    /// Snapshots whose create requests have taken effect or still may, and that are not deleted: by name, or by
+    /// `node/name` if the driver is node-local.
     pub fn pending_snapshots(&self) -> BTreeSet<String> {
         self.lock().pending_snapshots.clone()
     }
@@ -527,31 +528,39 @@ impl ScriptedDriver {
     }
 
     /// The error of a create call whose snapshot does not exist, unless the volume exists.
-    fn missing_snapshot(&self, key: &str, request: &CreateVolume) -> Option<StorageError> {
+    fn missing_snapshot(
+        &self,
+        key: &str,
+        snapshot_key: &str,
+        request: &CreateVolume,
+    ) -> Option<StorageError> {
         let Some(ContentSource::Snapshot(handle)) = &request.source else { return None };
         let mut array = self.lock();
         let is_static = !handle.as_str().starts_with("handle-");
-        if is_static || array.snapshots.contains_key(snapshot_name(handle)) || array.volumes.contains_key(key)
-        {
+        if is_static || array.snapshots.contains_key(snapshot_key) || array.volumes.contains_key(key) {
             return None;
         }
         array.remove_pending(key, request);
         Some(StorageError::with_known_effect(ErrorKind::NotFound, "no such snapshot"))
     }
 
-    fn create_snapshot(&self, request: CreateSnapshot) -> Result<Snapshot, StorageError> {
+    /// Creates the snapshot with this key of the array. `source` is the key of its volume; `None` for a static
+    /// volume, which the array does not have.
+    fn create_snapshot(
+        &self,
+        key: String,
+        source: Option<&str>,
+        request: CreateSnapshot,
+    ) -> Result<Snapshot, StorageError> {
         let mut array = self.lock();
-        let name = request.name.clone();
-        let source = request.source.as_str().strip_prefix("handle-");
-        let size = source.and_then(|name| array.volumes.get(name)).map(|volume| volume.size);
-        let exists = array.snapshots.contains_key(&name);
+        let size = source.and_then(|source| array.volumes.get(source)).map(|volume| volume.size);
+        let exists = array.snapshots.contains_key(&key);
         if source.is_some() && size.is_none() && !exists {
-            array.pending_snapshots.remove(&name);
+            array.pending_snapshots.remove(&key);
             return Err(StorageError::with_known_effect(ErrorKind::NotFound, "no such source volume"));
         }
         let size = size.unwrap_or(1 << 30);
-        let snapshot =
-            array.snapshots.entry(name.clone()).or_insert(ArraySnapshot { request, size, calls: 0 });
+        let snapshot = array.snapshots.entry(key).or_insert(ArraySnapshot { request, size, calls: 0 });
         snapshot.calls += 1;
         let snapshot = snapshot.clone();
         Ok(array.status_of(&snapshot))
@@ -854,6 +863,25 @@ impl CrashingBackend {
         self.array_key(handle.as_str().strip_prefix("handle-").unwrap_or_default())
     }
 
+    /// The array's key of the snapshot with this handle.
+    fn snapshot_key(&self, handle: &SnapshotHandle) -> String {
+        self.array_key(snapshot_name(handle))
+    }
+
+    /// The array's key of the snapshot that is the source of a volume; empty without one.
+    fn source_snapshot_key(&self, request: &CreateVolume) -> String {
+        match &request.source {
+            Some(ContentSource::Snapshot(handle)) => self.snapshot_key(handle),
+            Some(ContentSource::Volume(_)) | None => String::new(),
+        }
+    }
+
+    /// The end of the text of a call: the node of a node-local driver, and the secrets.
+    fn call_suffix(&self, secrets: &str) -> String {
+        let node = self.node.map(|node| format!(" on {node}")).unwrap_or_default();
+        format!("{node}{secrets}")
+    }
+
     fn start_call(&self) -> DriverCallGuard {
         if self.effects.has_term_ended() {
             self.driver.lock().violations.push("a driver call begins after the end of the term".to_owned());
@@ -1001,7 +1029,8 @@ impl Backend for CrashingBackend {
             // The array does not have the volumes of static PersistentVolumes.
             let source = source_volume(&request).filter(|handle| handle.as_str().starts_with("handle-"));
             let source = source.map(|handle| self.volume_key(handle));
-            let response = match self.driver.missing_snapshot(&key, &request) {
+            let snapshot_key = self.source_snapshot_key(&request);
+            let response = match self.driver.missing_snapshot(&key, &snapshot_key, &request) {
                 Some(error) => Err(error),
                 None => self.driver.create(key, request, source.as_deref(), size),
             };
@@ -1020,10 +1049,7 @@ impl Backend for CrashingBackend {
         self.run(call, CallSpec::delete_volume(&handle), async move {
             self.effects.wait_if_crashed().await;
             let _call = self.start_call();
-            let call = match self.node {
-                None => format!("delete {handle}{secrets}"),
-                Some(node) => format!("delete {handle} on {node}{secrets}"),
-            };
+            let call = format!("delete {handle}{}", self.call_suffix(&secrets));
             let key = self.volume_key(&handle);
             let fault = {
                 let mut array = self.driver.lock();
@@ -1053,21 +1079,25 @@ impl Backend for CrashingBackend {
         self.run(call, spec, async move {
             self.effects.wait_if_crashed().await;
             let _call = self.start_call();
-            let call = format!("snapshot {} of {}{secrets}", request.name, request.source);
+            let suffix = self.call_suffix(&secrets);
+            let call = format!("snapshot {} of {}{suffix}", request.name, request.source);
+            let key = self.array_key(&request.name);
             let fault = {
                 let mut array = self.driver.lock();
                 array.calls.push(call.clone());
                 let fault = array.snapshot_faults.pop_front();
                 let is_refused = fault.as_ref().is_some_and(|fault| fault.is_conclusive_refusal());
                 if is_refused {
-                    array.pending_snapshots.remove(&request.name);
+                    array.pending_snapshots.remove(&key);
                 } else {
-                    array.pending_snapshots.insert(request.name.clone());
+                    array.pending_snapshots.insert(key.clone());
                 }
                 fault
             };
             let (response_lost, _) = self.inject(fault).await?;
-            let response = self.driver.create_snapshot(request);
+            let is_static = !request.source.as_str().starts_with("handle-");
+            let source = (!is_static).then(|| self.volume_key(&request.source));
+            let response = self.driver.create_snapshot(key, source.as_deref(), request);
             self.effects.record(Effect::Call(call)).await;
             if response_lost { Err(lost_response()) } else { response }
         })
@@ -1078,8 +1108,8 @@ impl Backend for CrashingBackend {
         self.run(call, CallSpec::delete_snapshot(&handle), async move {
             self.effects.wait_if_crashed().await;
             let _call = self.start_call();
-            let call = format!("delete {handle}{secrets}");
-            let name = snapshot_name(&handle).to_owned();
+            let call = format!("delete {handle}{}", self.call_suffix(&secrets));
+            let key = self.snapshot_key(&handle);
             let fault = {
                 let mut array = self.driver.lock();
                 array.calls.push(call.clone());
@@ -1093,8 +1123,8 @@ impl Backend for CrashingBackend {
             let (response_lost, _) = self.inject(fault).await?;
             {
                 let mut array = self.driver.lock();
-                array.snapshots.remove(&name);
-                array.pending_snapshots.remove(&name);
+                array.snapshots.remove(&key);
+                array.pending_snapshots.remove(&key);
             }
             self.effects.record(Effect::Call(call)).await;
             if response_lost { Err(lost_response()) } else { Ok(()) }
@@ -1108,7 +1138,7 @@ impl Backend for CrashingBackend {
             let array = self.driver.lock();
             // A static snapshot is one of a static volume.
             let is_static = !handle.as_str().starts_with("handle-");
-            match array.snapshots.get(snapshot_name(&handle)) {
+            match array.snapshots.get(&self.snapshot_key(&handle)) {
                 Some(snapshot) => Ok(array.status_of(snapshot)),
                 None if is_static => Ok(Snapshot {
                     handle: handle.clone(),

@@ -11,6 +11,7 @@ mod cloning;
 mod detach;
 mod in_tree;
 mod node_local;
+mod node_local_snapshots;
 mod provisioning;
 mod resizing;
 mod secrets;
@@ -70,6 +71,7 @@ pub fn scenarios() -> Vec<Scenario> {
     all.extend(in_tree::scenarios());
     all.extend(topology::scenarios());
     all.extend(node_local::scenarios());
+    all.extend(node_local_snapshots::scenarios());
     all.extend(resizing::scenarios());
     all.extend(secrets::scenarios());
     all.extend(changed_secrets::scenarios());

@@ -18,12 +18,15 @@ use cofferdam_cluster::{
 };
 use cofferdam_controllers::{
     AttachDetachSettings, AttacherSettings, CallSettings, ControllerManager, ControllerManagerError,
-    Dependencies, NodeDeployment, ProvisionerSettings, ResizerSettings, Role, Settings, protection,
-    provisioner, pv_controller,
+    Dependencies, NodeDeployment, ProvisionerSettings, ResizerSettings, Role, Settings, SnapshotSettings,
+    protection, provisioner, pv_controller,
     rbac::{DriverPlacement, NodeTopologySource},
-    resizer, table,
+    resizer, snapshot_controller, snapshotter, table,
 };
-use cofferdam_domain::{names::startup_taint, term::Term};
+use cofferdam_domain::{
+    names::{SNAPSHOT_MANAGED_BY, startup_taint},
+    term::Term,
+};
 use parking_lot::Mutex;
 use prometheus_client::registry::Registry;
 use serde_json::Value;
@@ -191,10 +194,11 @@ impl ProcessSpec {
         Self { roles, drivers, rbac, node: None, has_driver: true }
     }
 
-    /// The provisioner and the resizer of one node.
+    /// The roles of one node that call the driver.
     fn on_node(node: &'static str, topology_source: NodeTopologySource) -> Self {
         let drivers = DriverPlacement::NodeLocal(topology_source);
-        Self { node: Some(node), ..Self::new([provisioner::ROLE, resizer::ROLE].into(), drivers) }
+        let roles = [provisioner::ROLE, resizer::ROLE, snapshotter::ROLE];
+        Self { node: Some(node), ..Self::new(roles.into(), drivers) }
     }
 
     /// Splits the specification into one process per role.
@@ -436,8 +440,8 @@ impl Simulation {
         self
     }
 
-    /// Makes the driver node-local: each node has a process with its provisioner and resizer, and one more
-    /// process has pv-controller and protection. These processes replace all former processes and their
+    /// Makes the driver node-local: each node has a process with its provisioner, resizer and snapshotter, and
+    /// one more process has pv-controller, protection and snapshot-controller. These processes replace all former processes and their
     /// roles. The process of the first node may be killed. Call [`with_topology`](Self::with_topology)
     /// before. Without nodes, nothing changes.
     #[must_use]
@@ -445,10 +449,10 @@ impl Simulation {
         if nodes.is_empty() {
             return self;
         }
-        let without_driver =
-            ProcessSpec::new([pv_controller::ROLE, protection::ROLE].into(), DriverPlacement::ClusterWide);
-        let node_processes =
-            nodes.iter().map(|node| ProcessSpec::on_node(node, self.driver.topology_source()));
+        let topology_source = self.driver.topology_source();
+        let central = [pv_controller::ROLE, protection::ROLE, snapshot_controller::ROLE];
+        let without_driver = ProcessSpec::new(central.into(), DriverPlacement::NodeLocal(topology_source));
+        let node_processes = nodes.iter().map(|node| ProcessSpec::on_node(node, topology_source));
         Self {
             process_specs: node_processes
                 .chain([ProcessSpec { has_driver: false, ..without_driver }])
@@ -693,6 +697,11 @@ impl Simulation {
                 false => defaults.attach_detach,
             },
             resizer: ResizerSettings { resync_period: RESYNC, ..defaults.resizer },
+            // As the documents say for node-local drivers.
+            snapshots: SnapshotSettings {
+                distributed: matches!(spec.drivers, DriverPlacement::NodeLocal(_)),
+                ..defaults.snapshots
+            },
             ..defaults
         };
         let clock = Arc::clone(&self.clock);
@@ -851,14 +860,16 @@ impl Simulation {
             snapshot_contents: sorted(contents.iter().map(|content| {
                 let ready = if is_ready(content) { " ready" } else { "" };
                 let name = content_alias(text(content, "/metadata/name"));
-                format!("{name} {}{ready}", text(content, "/spec/volumeSnapshotRef/name"))
+                let node =
+                    text(content, &format!("/metadata/labels/{}", SNAPSHOT_MANAGED_BY.replace('/', "~1")));
+                let node = if node.is_empty() { String::new() } else { format!(" on {node}") };
+                format!("{name} {}{ready}{node}", text(content, "/spec/volumeSnapshotRef/name"))
             })),
-            array_snapshots: sorted(
-                self.driver
-                    .snapshots()
-                    .keys()
-                    .map(|name| snapshot_of(name.strip_prefix("snapshot-").unwrap_or_default())),
-            ),
+            array_snapshots: sorted(self.driver.snapshots().keys().map(|key| {
+                let (node, name) = split_key(key);
+                let snapshot = snapshot_of(name.strip_prefix("snapshot-").unwrap_or_default());
+                format!("{snapshot}{}", node.map(|node| format!(" on {node}")).unwrap_or_default())
+            })),
             intents: self.intents().await,
             events: self.events(&content_alias).await,
             calls: self
@@ -960,6 +971,11 @@ fn is_ready(object: &Value) -> bool {
     object.pointer("/status/readyToUse").and_then(Value::as_bool) == Some(true)
 }
 
+/// Splits a key of the array into the node, if the driver is node-local, and the name.
+fn split_key(key: &str) -> (Option<&str>, &str) {
+    key.split_once('/').map_or((None, key), |(node, name)| (Some(node), name))
+}
+
 /// Snapshots of the array that no VolumeSnapshotContent refers to, or that may still be created, and contents
 /// whose snapshot is lost. A snapshot with the deletion policy Retain outlives its content.
 fn snapshot_violations(
@@ -974,10 +990,11 @@ fn snapshot_violations(
         owner.is_some_and(|owner| owner.retain)
     };
     let possible: BTreeSet<&String> = array.keys().chain(pending).filter(|name| !is_retained(name)).collect();
-    let leaked = possible.into_iter().filter(|name| !handles.contains(format!("handle-{name}").as_str()));
-    let leaked = leaked.map(|name| format!("leaked: {name} has no VolumeSnapshotContent"));
-    let is_lost =
-        |handle: &&&str| handle.strip_prefix("handle-").is_some_and(|name| !array.contains_key(name));
+    let has_content = |key: &str| handles.contains(format!("handle-{}", split_key(key).1).as_str());
+    let leaked = possible.into_iter().filter(|key| !has_content(key));
+    let leaked = leaked.map(|key| format!("leaked: {key} has no VolumeSnapshotContent"));
+    let names: BTreeSet<&str> = array.keys().map(|key| split_key(key).1).collect();
+    let is_lost = |handle: &&&str| handle.strip_prefix("handle-").is_some_and(|name| !names.contains(name));
     let lost = handles.iter().filter(is_lost).map(|handle| format!("lost: {handle} does not exist"));
     leaked.chain(lost).collect()
 }

@@ -9,7 +9,7 @@ use kube::{Api, api::ListParams};
 use serde_json::{Value, json};
 
 use super::{Cluster, TIMEOUT};
-use crate::{account::Account, process, wait::until};
+use crate::{account::Account, process, snapshot_crds, wait::until};
 
 const DRIVER: &str = "pool.policy.cofferdam.dev";
 const NAMESPACE: &str = "cofferdam-policy";
@@ -20,6 +20,7 @@ const TAINT_ACCOUNT: &str = "controller";
 const NODE: &str = "node-1";
 const OTHER_NODE: &str = "node-2";
 const SELECTED_NODE: &str = "volume.kubernetes.io/selected-node";
+const MANAGED_BY: &str = "snapshot.storage.kubernetes.io/managed-by";
 const MERGE_PATCH: &str = "application/merge-patch+json";
 const JSON_PATCH: &str = "application/json-patch+json";
 
@@ -36,14 +37,16 @@ struct PolicyCase {
 }
 
 pub(super) async fn check(cluster: &Cluster<'_>) -> Result<()> {
-    let node_local = (ACCOUNT, ["provisioner", "resizer"].as_slice(), ["--drivers", "node"].as_slice());
+    let node_local =
+        (ACCOUNT, ["provisioner", "resizer", "snapshotter"].as_slice(), ["--drivers", "node"].as_slice());
     for (account, roles, flags) in [node_local, (TAINT_ACCOUNT, &["startup-taint"], &[])] {
         Account::render(cluster.run, cluster.plane, account, roles, NAMESPACE, flags).await?;
     }
+    snapshot_crds::install(cluster.client()).await?;
     apply_policies(cluster, "node-local", ACCOUNT).await?;
     apply_policies(cluster, "startup-taint", TAINT_ACCOUNT).await?;
     create_objects(cluster).await?;
-    let (of_nodes, of_taints) = (cases(), taint_cases());
+    let (of_nodes, of_taints) = ([cases(), content_cases()].concat(), taint_cases());
     for first in [of_nodes.first(), of_taints.first()] {
         let first = first.context("no cases")?;
         // A request that is allowed before must have no effect.
@@ -190,6 +193,50 @@ fn cases() -> Vec<PolicyCase> {
     ]
 }
 
+/// Requests of a node's account about VolumeSnapshotContents.
+fn content_cases() -> Vec<PolicyCase> {
+    let case = |name: &str, body: Value, denial: Option<&'static str>| PolicyCase {
+        account: ACCOUNT,
+        node: Some(NODE),
+        method: Method::PATCH,
+        path: format!("/apis/snapshot.storage.k8s.io/v1/volumesnapshotcontents/{name}"),
+        body,
+        denial,
+    };
+    let own = Some("of the CSI driver pool.policy.cofferdam.dev and of the own node");
+    let unchanged = Some("expected a change of the status, of finalizers or of the annotations");
+    let (status, finalizers) =
+        (json!({"status": {"readyToUse": true}}), json!({"metadata": {"finalizers": null}}));
+    let annotation = |name: &str| json!({"metadata": {"annotations": {name: "true"}}});
+    let label = json!({"metadata": {"labels": {MANAGED_BY: OTHER_NODE}}});
+    vec![
+        case("own/status", status.clone(), None),
+        case("other/status", status.clone(), own),
+        case("driver/status", status, own),
+        case("other", finalizers.clone(), own),
+        case("own", label, own),
+        case("own", json!({"metadata": {"labels": {"a": "b"}}}), unchanged),
+        case("own", json!({"spec": {"deletionPolicy": "Retain"}}), unchanged),
+        case("own", annotation("snapshot.storage.kubernetes.io/allow-volume-mode-change"), unchanged),
+        case("own", annotation("snapshot.storage.kubernetes.io/volumesnapshot-being-created"), None),
+        case("own", annotation("cofferdam.dev/create-snapshot-request"), None),
+        case("own", finalizers, None),
+    ]
+}
+
+/// A VolumeSnapshotContent of a driver and a node.
+fn content(name: &str, driver: &str, node: &str) -> Value {
+    json!({
+        "apiVersion": "snapshot.storage.k8s.io/v1",
+        "kind": "VolumeSnapshotContent",
+        "metadata": {"name": name, "labels": {MANAGED_BY: node}, "finalizers": ["example.com/kept"]},
+        "spec": {
+            "deletionPolicy": "Delete", "driver": driver, "source": {"volumeHandle": "v"},
+            "volumeSnapshotRef": {"namespace": "default", "name": name},
+        },
+    })
+}
+
 fn journal(shard: &str) -> String {
     format!("cofferdam-intents-{DRIVER}.0123456789abcdef-{shard}")
 }
@@ -251,6 +298,9 @@ async fn create_objects(cluster: &Cluster<'_>) -> Result<()> {
         typed("PersistentVolumeClaim", claim("other", OTHER_NODE, "")),
         typed("PersistentVolumeClaim", claim("bound", NODE, "absent")),
         typed("ConfigMap", map),
+        content("own", DRIVER, NODE),
+        content("other", DRIVER, OTHER_NODE),
+        content("driver", "array.example.com", NODE),
     ];
     let file = cluster.run.directory().join("admission-objects.json");
     std::fs::write(&file, json!({"apiVersion": "v1", "kind": "List", "items": items}).to_string())?;
@@ -296,7 +346,7 @@ async fn ensure_type_checked(cluster: &Cluster<'_>) -> Result<()> {
     let policies: Api<ValidatingAdmissionPolicy> = Api::all(cluster.client().clone());
     until("the policies are type-checked", TIMEOUT, async || {
         let all = policies.list(&ListParams::default()).await?.items;
-        ensure!(all.len() == 4, "{} policies", all.len());
+        ensure!(all.len() == 5, "{} policies", all.len());
         for policy in all {
             let status = policy.status.context("no status")?;
             let checked = status.type_checking.context("not type-checked")?;

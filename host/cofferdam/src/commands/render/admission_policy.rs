@@ -11,6 +11,7 @@ use serde_json::{Value, json};
 const API_VERSION: &str = "admissionregistration.k8s.io/v1";
 /// The node of the request's token. Kubernetes 1.32 and later name it in every token of a pod.
 const TOKEN_NODE: &str = "request.userInfo.?extra[?'authentication.kubernetes.io/node-name'][?0].orValue('')";
+const CORE_GROUP: &str = "";
 /// The claim's annotation with the node that the scheduler selected.
 const SELECTED_NODE: &str = "volume.kubernetes.io/selected-node";
 
@@ -31,6 +32,8 @@ const NODE_FIELDS: [&str; 6] =
 
 /// Requests that a policy checks, and its conditions for them.
 struct PolicyChecks {
+    /// The API group; empty for the core group.
+    group: &'static str,
     operations: &'static [&'static str],
     resources: &'static [&'static str],
     /// A CEL expression, and the message if it is false.
@@ -68,6 +71,7 @@ pub(crate) fn node_local_policies(target: &AdmissionTarget<'_>) -> Vec<Value> {
         ("cofferdam-node-volumes", volume_checks(target)),
         ("cofferdam-node-claims", claim_checks()),
         ("cofferdam-node-configmaps", config_map_checks(target)),
+        ("cofferdam-node-snapshots", content_checks(target)),
     ]
     .into_iter()
     .flat_map(|(name, checks)| policy_and_binding(name, checks, target))
@@ -92,7 +96,7 @@ fn policy_and_binding(name: &str, checks: PolicyChecks, target: &AdmissionTarget
         "spec": {
             "failurePolicy": "Fail",
             "matchConstraints": {"resourceRules": [{
-                "apiGroups": [""],
+                "apiGroups": [checks.group],
                 "apiVersions": ["v1"],
                 "operations": checks.operations,
                 "resources": checks.resources,
@@ -123,6 +127,7 @@ const OBJECTS: &str = "[object, oldObject].filter(o, o != null)";
 fn volume_checks(target: &AdmissionTarget<'_>) -> PolicyChecks {
     let (key, driver) = (NODE_TOPOLOGY_KEY, target.driver);
     PolicyChecks {
+        group: CORE_GROUP,
         operations: &["CREATE", "UPDATE", "DELETE"],
         resources: &["persistentvolumes", "persistentvolumes/status"],
         validations: vec![
@@ -145,23 +150,29 @@ fn volume_checks(target: &AdmissionTarget<'_>) -> PolicyChecks {
     }
 }
 
+/// The condition that no annotations change except these.
+fn unchanged_annotations_except(names: &[&str]) -> String {
+    let is_excepted: Vec<String> = names.iter().map(|name| format!("k == '{name}'")).collect();
+    let is_excepted = is_excepted.join(" || ");
+    let unchanged = |one: &str, other: &str| {
+        format!(
+            "{one}.metadata.?annotations.orValue({{}}).all(k, {is_excepted} || \
+             {other}.metadata.?annotations[?k] == optional.of({one}.metadata.annotations[k]))"
+        )
+    };
+    format!("{} && {}", unchanged("object", "oldObject"), unchanged("oldObject", "object"))
+}
+
 /// Of claims, only the annotation of the selected node changes, to or from the token's node, and only before
 /// the claim has a volume. The status, but not its phase and access modes, changes for claims whose selected
 /// node it is.
 fn claim_checks() -> PolicyChecks {
-    let annotations = |object: &str| format!("{object}.metadata.?annotations.orValue({{}})");
     let selected = |object: &str| format!("{object}.metadata.?annotations[?'{SELECTED_NODE}']");
-    let same_others = |one: &str, other: &str| {
-        format!(
-            "{}.all(k, k == '{SELECTED_NODE}' || {other}.metadata.?annotations[?k] == \
-             optional.of({one}.metadata.annotations[k]))",
-            annotations(one)
-        )
-    };
     let unchanged = ["labels", "finalizers", "ownerReferences"]
         .map(|field| format!("object.metadata.?{field} == oldObject.metadata.?{field}"))
         .join(" && ");
     PolicyChecks {
+        group: CORE_GROUP,
         operations: &["CREATE", "UPDATE", "DELETE"],
         resources: &["persistentvolumeclaims", "persistentvolumeclaims/status"],
         validations: vec![
@@ -171,9 +182,8 @@ fn claim_checks() -> PolicyChecks {
             ),
             (
                 format!(
-                    "request.operation != 'UPDATE' || object.spec == oldObject.spec && {unchanged} && {} && {}",
-                    same_others("object", "oldObject"),
-                    same_others("oldObject", "object"),
+                    "request.operation != 'UPDATE' || object.spec == oldObject.spec && {unchanged} && {}",
+                    unchanged_annotations_except(&[SELECTED_NODE]),
                 ),
                 format!("expected a change of the annotation {SELECTED_NODE} or of the status only"),
             ),
@@ -216,6 +226,7 @@ fn config_map_checks(target: &AdmissionTarget<'_>) -> PolicyChecks {
     let prefix = format!("{}{}.", journal::NAME_PREFIX, target.driver);
     let (marker, annotation) = (RESTORE_MARKER_NAME, journal::NODE_ANNOTATION);
     PolicyChecks {
+        group: CORE_GROUP,
         operations: &["CREATE", "UPDATE", "DELETE"],
         resources: &["configmaps"],
         validations: vec![(
@@ -230,6 +241,47 @@ fn config_map_checks(target: &AdmissionTarget<'_>) -> PolicyChecks {
     }
 }
 
+/// VolumeSnapshotContents are those of the driver whose label names the token's node. Only their status,
+/// finalizers and the annotations of a creation change.
+fn content_checks(target: &AdmissionTarget<'_>) -> PolicyChecks {
+    let (label, driver) = (names::SNAPSHOT_MANAGED_BY, target.driver);
+    let annotations = [names::SNAPSHOT_BEING_CREATED, names::SNAPSHOT_REQUEST];
+    PolicyChecks {
+        group: "snapshot.storage.k8s.io",
+        operations: &["CREATE", "UPDATE", "DELETE"],
+        resources: &["volumesnapshotcontents", "volumesnapshotcontents/status"],
+        validations: vec![
+            (
+                "request.operation == 'UPDATE'".to_owned(),
+                "expected no creation or deletion of a VolumeSnapshotContent".to_owned(),
+            ),
+            (
+                format!(
+                    "{OBJECTS}.all(o, o.spec.driver == '{driver}' && o.metadata.?labels[?'{label}'] == \
+                     optional.of(variables.node))"
+                ),
+                format!(
+                    "expected a VolumeSnapshotContent of the CSI driver {driver} and of the own node, by the \
+                     label {label}"
+                ),
+            ),
+            (
+                format!(
+                    "request.operation != 'UPDATE' || object.spec == oldObject.spec && \
+                     object.metadata.?labels == oldObject.metadata.?labels && \
+                     object.metadata.?ownerReferences == oldObject.metadata.?ownerReferences && {}",
+                    unchanged_annotations_except(&annotations),
+                ),
+                format!(
+                    "expected a change of the status, of finalizers or of the annotations {} only",
+                    annotations.join(" and ")
+                ),
+            ),
+        ],
+        is_of_node: true,
+    }
+}
+
 /// Of Nodes, only the start-up taint of the driver is removed.
 fn node_checks(target: &AdmissionTarget<'_>) -> PolicyChecks {
     let key = names::startup_taint(&target.driver.into());
@@ -240,6 +292,7 @@ fn node_checks(target: &AdmissionTarget<'_>) -> PolicyChecks {
     };
     let taints = |object: &str| format!("{object}.spec.?taints.orValue([])");
     PolicyChecks {
+        group: CORE_GROUP,
         operations: &["CREATE", "UPDATE", "DELETE"],
         resources: &["nodes"],
         validations: vec![

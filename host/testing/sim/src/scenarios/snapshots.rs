@@ -16,16 +16,16 @@ use crate::{
     scenario::Scenario,
 };
 
-const SNAPSHOT: &str = "/apis/snapshot.storage.k8s.io/v1/namespaces/default/volumesnapshots/s";
+pub(super) const SNAPSHOT: &str = "/apis/snapshot.storage.k8s.io/v1/namespaces/default/volumesnapshots/s";
 const CONTENT: &str = "/apis/snapshot.storage.k8s.io/v1/volumesnapshotcontents/existing";
 const CONTENTS: &str = "/apis/snapshot.storage.k8s.io/v1/volumesnapshotcontents";
 const CLASSES: &str = "/apis/snapshot.storage.k8s.io/v1/volumesnapshotclasses";
 const SNAPSHOT_CLASS: &str = "/apis/snapshot.storage.k8s.io/v1/volumesnapshotclasses/fast";
 const VOLUME: &str = "/api/v1/persistentvolumes/v";
-const SOURCE: &str = "/api/v1/namespaces/default/persistentvolumeclaims/source";
+pub(super) const SOURCE: &str = "/api/v1/namespaces/default/persistentvolumeclaims/source";
 
 /// A VolumeSnapshotClass of the scenarios' driver.
-fn snapshot_class(policy: &str) -> Value {
+pub(super) fn snapshot_class(policy: &str) -> Value {
     json!({
         "apiVersion": "snapshot.storage.k8s.io/v1", "kind": "VolumeSnapshotClass",
         "metadata": {"name": "fast"}, "driver": DRIVER, "deletionPolicy": policy,
@@ -34,7 +34,7 @@ fn snapshot_class(policy: &str) -> Value {
 }
 
 /// The VolumeSnapshot `s` of the claim `source`.
-fn snapshot() -> Value {
+pub(super) fn snapshot() -> Value {
     json!({
         "apiVersion": "snapshot.storage.k8s.io/v1", "kind": "VolumeSnapshot",
         "metadata": {"name": "s", "namespace": "default"},
@@ -63,7 +63,7 @@ fn content(policy: &str) -> Value {
 }
 
 /// The claim `a` with the VolumeSnapshot `s` as its source.
-fn restored() -> Value {
+pub(super) fn restored() -> Value {
     let source = json!({"apiGroup": "snapshot.storage.k8s.io", "kind": "VolumeSnapshot", "name": "s"});
     with(claim("a", "gold"), &json!({"spec": {"dataSource": source}}))
 }

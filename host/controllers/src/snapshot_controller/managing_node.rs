@@ -1,0 +1,95 @@
+//! The node that takes and deletes the snapshot of a volume: the label of a new VolumeSnapshotContent, by
+//! which the snapshotter of a node-local driver finds its contents.
+
+use cofferdam_cluster::{ApiError, Writer, reflector::Scope};
+use cofferdam_domain::{Node, NodeName, Volume, names};
+
+use crate::node_local::matches_affinity;
+
+/// The node that every term of the volume's node affinity names with the key `topology.cofferdam.dev/node`.
+/// `None` if there is none.
+fn named_node(volume: &Volume) -> Option<NodeName> {
+    let mut terms = volume.node_affinity_terms.iter().map(|term| term.get(names::NODE_TOPOLOGY_KEY));
+    let first = terms.next()??;
+    terms.all(|node| node == Some(first)).then(|| first.into())
+}
+
+/// The label selectors of the Nodes that may match the volume's node affinity, one for each term. A term of
+/// which no label is known selects nothing: it would select every Node.
+fn node_selectors(volume: &Volume) -> Vec<String> {
+    let selector = |labels: Vec<String>| (!labels.is_empty()).then(|| labels.join(","));
+    let terms = volume.node_affinity_terms.iter();
+    terms
+        .filter_map(|term| selector(term.iter().map(|(key, value)| format!("{key}={value}")).collect()))
+        .collect()
+}
+
+/// Returns the node for the label of a new content: the one that the volume's node affinity names, else, if
+/// `distributed`, the first Node by name that matches the node affinity. `None` if there is no such node: any
+/// node can then take the snapshot. Source: snapshot-controller's `getManagedByNode`.
+///
+/// # Errors
+/// The Nodes cannot be read.
+pub(super) async fn managing_node(
+    volume: &Volume,
+    distributed: bool,
+    writer: &Writer,
+) -> Result<Option<NodeName>, ApiError> {
+    let named = named_node(volume);
+    if named.is_some() || !distributed {
+        return Ok(named);
+    }
+    let mut first: Option<NodeName> = None;
+    for selector in node_selectors(volume) {
+        let scope = Scope { label_selector: Some(selector), ..Scope::default() };
+        let nodes = writer.read_scope::<Node>(&scope).await?;
+        let matching = nodes.into_iter().flatten().filter(|node| matches_affinity(volume, node));
+        first = matching.map(|node| node.name).chain(first).min();
+    }
+    Ok(first)
+}
+
+#[cfg(test)]
+mod tests {
+    use cofferdam_cluster::decode;
+    use serde_json::{Value, json};
+
+    use super::*;
+
+    /// A volume with these terms: for each, keys with their values.
+    fn volume(terms: &Value) -> Volume {
+        let expression =
+            |(key, values): (&String, &Value)| json!({"key": key, "operator": "In", "values": values});
+        let term = |term: &Value| {
+            let expressions: Vec<_> = term.as_object().unwrap().iter().map(expression).collect();
+            json!({"matchExpressions": expressions})
+        };
+        let terms: Vec<_> = terms.as_array().unwrap().iter().map(term).collect();
+        let volume = json!({
+            "metadata": {"name": "v", "uid": "1", "resourceVersion": "1"},
+            "spec": {"nodeAffinity": {"required": {"nodeSelectorTerms": terms}}},
+        });
+        decode::object(&volume.to_string()).unwrap().unwrap()
+    }
+
+    #[test]
+    fn a_volume_on_one_node_names_it() {
+        const KEY: &str = names::NODE_TOPOLOGY_KEY;
+        #[rustfmt::skip] // one row per case
+        let table = [
+            (json!([]),                                      None,      vec![]),
+            (json!([{KEY: ["a"]}]),                          Some("a"), vec![format!("{KEY}=a")]),
+            (json!([{KEY: ["a"], "zone": ["z"]}, {KEY: ["a"]}]), Some("a"),
+                vec![format!("{KEY}=a,zone=z"), format!("{KEY}=a")]),
+            (json!([{KEY: ["a"]}, {"zone": ["z"]}]),         None,      vec![format!("{KEY}=a"), "zone=z".to_owned()]),
+            (json!([{KEY: ["a"]}, {KEY: ["b"]}]),            None,      vec![format!("{KEY}=a"), format!("{KEY}=b")]),
+            (json!([{KEY: ["a", "b"]}]),                     None,      vec![]),
+            (json!([{"disk.example/host": ["a"]}]),          None,      vec!["disk.example/host=a".to_owned()]),
+        ];
+        for (terms, node, selectors) in table {
+            let volume = volume(&terms);
+            assert_eq!(named_node(&volume).as_ref().map(NodeName::as_str), node, "{terms}");
+            assert_eq!(node_selectors(&volume), selectors, "{terms}");
+        }
+    }
+}
