@@ -16,6 +16,9 @@ pub enum UserAction {
     Remove(&'static str),
     /// Merge-patches the object at this path.
     Patch(&'static str, Value),
+    /// Writes the claim at the second path to `claimRef` of the volume of the claim at the first path, as a
+    /// volume populator does.
+    RepointVolume(&'static str, &'static str),
     /// Annotates the ConfigMaps of the intent journal: an operator confirms for each intent that the driver
     /// has no volume.
     ConfirmNoVolume,

@@ -228,6 +228,7 @@ impl SimulationFixture {
             | UserAction::Delete(_)
             | UserAction::Remove(_)
             | UserAction::Patch(..)
+            | UserAction::RepointVolume(..)
             | UserAction::ConfirmNoVolume
             | UserAction::ConfirmCreatedVolume
             | UserAction::Repair
@@ -275,6 +276,7 @@ impl SimulationFixture {
                 }
                 send_request(&self.user_api, Method::PATCH, path, merge, &patch).await.map(drop)
             }
+            UserAction::RepointVolume(from, to) => self.repoint_volume(from, to).await,
             UserAction::Backup => self.cluster.backup().await,
             UserAction::Restore => self.cluster.restore().await,
             UserAction::Compact => self.cluster.compact().await,
@@ -291,6 +293,24 @@ impl SimulationFixture {
         if let Err(error) = result {
             self.report_violation(format!("a user could not {action:?}: {error}"));
         }
+    }
+
+    /// See [`UserAction::RepointVolume`].
+    async fn repoint_volume(&self, from: &str, to: &str) -> Result<(), BoxError> {
+        let read = async |path| api::get(&self.user_api, path).await.ok_or("the claim does not exist");
+        let (from, to) = (read(from).await?, read(to).await?);
+        let volume = text(&from, "/spec/volumeName");
+        if volume.is_empty() {
+            return Err("the claim has no volume".into());
+        }
+        let metadata = |field: &str| text(&to, &format!("/metadata/{field}")).to_owned();
+        let claim = json!({
+            "apiVersion": "v1", "kind": "PersistentVolumeClaim", "namespace": metadata("namespace"),
+            "name": metadata("name"), "uid": metadata("uid"), "resourceVersion": metadata("resourceVersion"),
+        });
+        let (path, merge) = (format!("/api/v1/persistentvolumes/{volume}"), "application/merge-patch+json");
+        let patch = json!({"spec": {"claimRef": claim}});
+        send_request(&self.user_api, Method::PATCH, &path, merge, &patch).await.map(drop)
     }
 
     /// The ConfigMaps of the intent journals.

@@ -12,6 +12,7 @@ mod detach;
 mod in_tree;
 mod node_local;
 mod node_local_snapshots;
+mod populators;
 mod provisioning;
 mod resizing;
 mod secrets;
@@ -72,6 +73,7 @@ pub fn scenarios() -> Vec<Scenario> {
     all.extend(topology::scenarios());
     all.extend(node_local::scenarios());
     all.extend(node_local_snapshots::scenarios());
+    all.extend(populators::scenarios());
     all.extend(resizing::scenarios());
     all.extend(secrets::scenarios());
     all.extend(changed_secrets::scenarios());

@@ -759,6 +759,7 @@ impl Simulation {
             | UserAction::Delete(_)
             | UserAction::Remove(_)
             | UserAction::Patch(..)
+            | UserAction::RepointVolume(..)
             | UserAction::ConfirmNoVolume
             | UserAction::ConfirmCreatedVolume
             | UserAction::Backup
