@@ -13,6 +13,7 @@ mod error;
 mod host_name;
 mod leader_election;
 mod logging;
+mod other_controller;
 mod process_metrics;
 mod reload;
 mod rights;

@@ -21,7 +21,7 @@ use crate::{
     drivers::{self, DriverLoader, LoadedDriver},
     error::CommandError,
     host_name::host_name,
-    leader_election, logging, process_metrics,
+    leader_election, logging, other_controller, process_metrics,
     reload::{self, ConfigSource, ConnectionReloader, Reloader},
     rights::{self, RuleNamespaces},
     roles::{
@@ -143,6 +143,14 @@ async fn run_roles(
             capacity_check = Some(check);
         }
         report_missing_rights(configuration, environment, cluster, &drivers).await;
+        let elects = leader_election::is_enabled(configuration, environment);
+        let own_leases = elects.then(|| leader_election::lease_namespace(configuration, environment));
+        other_controller::warn_if_lease_is_renewed(
+            configuration,
+            &cluster.client,
+            &cluster.namespace,
+            own_leases.as_deref(),
+        );
     }
     let servers = csi_server::listen(configuration, &drivers, &metrics).await?;
     // Until here a signal ends the process without a drain, also while a driver loads slowly.
