@@ -227,8 +227,8 @@ pub(crate) struct StatusFlags {
     #[arg(long, value_name = "NAME")]
     pub(crate) driver: Option<String>,
 
-    /// Fail if PersistentVolumes, VolumeAttachments or open requests need the driver, in place of the status;
-    /// for use before it is removed
+    /// Fail if PersistentVolumes, VolumeAttachments, VolumeSnapshotContents or open requests need the driver,
+    /// in place of the status; for use before it is removed
     #[arg(long, requires = "driver")]
     pub(crate) require_unused: bool,
 

@@ -104,10 +104,11 @@ pub(crate) async fn run(
 }
 
 /// Resources whose objects need their driver.
-const USERS_OF_DRIVERS: [&str; 3] = ["persistentvolumes", "volumeattachments", "configmaps"];
+const USERS_OF_DRIVERS: [&str; 4] =
+    ["persistentvolumes", "volumeattachments", "volumesnapshotcontents", "configmaps"];
 
-/// Checks that nothing needs a driver: no PersistentVolume, no VolumeAttachment, and no intent of its
-/// journal.
+/// Checks that nothing needs a driver: no PersistentVolume, no VolumeAttachment, no VolumeSnapshotContent, and
+/// no intent of its journal.
 fn ensure_unused(status: &summary::ClusterStatus, driver: &str) -> Result<String, StatusError> {
     let unknown: Vec<&str> =
         status.forbidden.iter().copied().filter(|resource| USERS_OF_DRIVERS.contains(resource)).collect();

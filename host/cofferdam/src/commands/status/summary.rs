@@ -125,6 +125,7 @@ impl DriverStatus {
         [
             (self.volumes.values().sum::<usize>(), "PersistentVolume"),
             (self.attachments.values().sum(), "VolumeAttachment"),
+            (self.snapshot_contents.values().sum(), "VolumeSnapshotContent"),
             (self.journals.iter().map(|journal| journal.intents).sum(), "open CreateVolume request"),
         ]
         .into_iter()

@@ -248,6 +248,11 @@ fn a_driver_is_in_use_while_volumes_attachments_or_intents_need_it() {
     let error = check(&objects, "array.example.com").unwrap_err();
     assert!(error.contains("is in use: 2 open CreateVolume requests;"), "{error}");
     objects.journals.clear();
+    let content = snapshot_content("kept", "gone", json!({}));
+    objects.snapshots = snapshot_objects(json!([]), json!([content]));
+    let error = check(&objects, "array.example.com").unwrap_err();
+    assert!(error.contains("is in use: 1 VolumeSnapshotContent;"), "{error}");
+    objects.snapshots = SnapshotObjects::default();
     objects.forbidden = vec!["csinodes", "volumeattachments"];
     let error = check(&objects, "array.example.com").unwrap_err();
     assert!(error.ends_with("may not list volumeattachments"), "{error}");
