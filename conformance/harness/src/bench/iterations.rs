@@ -108,6 +108,7 @@ pub(super) fn medians(iterations: &[BenchmarkResults]) -> BenchmarkResults {
         scheduling: median_of(|results| &results.scheduling),
         pods: median_of(|results| &results.pods),
         memory: None,
+        existing_snapshots: None,
         node: median_node(&iterations.iter().filter_map(|results| results.node.as_ref()).collect::<Vec<_>>()),
     }
 }

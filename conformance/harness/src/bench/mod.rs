@@ -8,6 +8,7 @@
 mod attachments;
 mod claims;
 mod configurations;
+mod existing_snapshots;
 mod iterations;
 mod load;
 mod measure;
@@ -41,6 +42,8 @@ use crate::{implementation::Implementation, run::SuiteRun};
 /// Default of the environment variable `CLAIMS`: the number of claims of the claim load. The numbers of
 /// objects of the other loads are derived from it.
 const DEFAULT_CLAIMS: usize = 2000;
+/// Number of VolumeSnapshots of [`existing_snapshots`].
+const EXISTING_SNAPSHOTS: usize = 15_000;
 /// Default of the environment variable `ITERATIONS`: how often each load is measured. The report has the
 /// medians of the iterations.
 const DEFAULT_ITERATIONS: usize = 3;
@@ -65,17 +68,19 @@ enum LoadGroup {
     Attachments,
     Expansion,
     Snapshots,
+    ExistingSnapshots,
     Scheduling,
     Pods,
     Memory,
 }
 
 /// Groups by their names in the environment variable `LOADS`.
-const LOAD_GROUPS: [(&str, LoadGroup); 7] = [
+const LOAD_GROUPS: [(&str, LoadGroup); 8] = [
     ("claims", LoadGroup::Claims),
     ("attachments", LoadGroup::Attachments),
     ("expansion", LoadGroup::Expansion),
     ("snapshots", LoadGroup::Snapshots),
+    ("existing-snapshots", LoadGroup::ExistingSnapshots),
     ("scheduling", LoadGroup::Scheduling),
     ("pods", LoadGroup::Pods),
     ("memory", LoadGroup::Memory),
@@ -116,13 +121,21 @@ pub(crate) async fn run(run: &SuiteRun) -> Result<()> {
         true => Some(memory::measure(run, claims * 5).await?),
         false => None,
     };
+    let existing_snapshots = match is_selected(LoadGroup::ExistingSnapshots) {
+        true => Some(existing_snapshots::measure(run, EXISTING_SNAPSHOTS).await?),
+        false => None,
+    };
     let environment = environment(claims);
     let (files, mut iterations) = (BenchmarkFiles::in_directory(&output), Vec::new());
     for number in 1..=iteration_count {
         // Progress: an iteration takes minutes.
         let _ = writeln!(io::stderr(), "iteration {number} of {iteration_count}");
         iterations.push(run_iteration(run, claims, is_selected).await?);
-        let medians = BenchmarkResults { memory: memory.clone(), ..iterations::medians(&iterations) };
+        let medians = BenchmarkResults {
+            memory: memory.clone(),
+            existing_snapshots: existing_snapshots.clone(),
+            ..iterations::medians(&iterations)
+        };
         let (environment, iterations) = (environment.clone(), iterations.clone());
         // Written after every iteration, in case the run is interrupted.
         files.write(&BenchmarkReport { environment, medians, iterations })?;

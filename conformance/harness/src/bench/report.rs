@@ -13,8 +13,8 @@ use anyhow::{Context as _, Result};
 use super::{
     load::CONCURRENT_USERS,
     results::{
-        BenchmarkEnvironment, BenchmarkReport, BenchmarkResults, ConfigurationResults, LoadKind,
-        LoadMeasurement, NodeRoleUsage, ResidentMemory,
+        BenchmarkEnvironment, BenchmarkReport, BenchmarkResults, ConfigurationResults, ExistingSnapshots,
+        LoadKind, LoadMeasurement, NodeRoleUsage, ResidentMemory,
     },
 };
 use crate::implementation::Implementation;
@@ -148,6 +148,7 @@ fn markdown(report: &BenchmarkReport) -> String {
     text.push_str(&targets_section(&all.scheduling, scheduling_targets));
     text.extend(all.node.as_ref().map(node_section));
     text.extend(all.memory.as_ref().map(memory_section));
+    text.extend(all.existing_snapshots.as_ref().map(existing_snapshots_section));
     for (kind, title) in LOAD_TITLES {
         text.push_str(&load_section(&all_configurations(all), kind, title));
     }
@@ -165,6 +166,7 @@ fn all_configurations(all: &BenchmarkResults) -> Vec<ConfigurationResults> {
         pods,
         node: _,
         memory: _,
+        existing_snapshots: _,
     } = all;
     [claims.as_slice(), attachments, growth, snapshots, placed, pods].concat()
 }
@@ -216,6 +218,35 @@ fn memory_section(memory: &ResidentMemory) -> String {
         target_rows(&[target]),
         1 + 3 * drivers,
         megabytes(theirs.values().sum()),
+    )
+}
+
+/// The section of a cluster with many VolumeSnapshots, with the targets.
+fn existing_snapshots_section(found: &ExistingSnapshots) -> String {
+    #[expect(clippy::cast_precision_loss, reason = "a load has fewer objects than a float has digits")]
+    let existing = found.existing as f64;
+    let kilobytes = 1_000.0 * megabytes(found.bytes.saturating_sub(found.empty_bytes)) / existing;
+    let targets = [
+        PerformanceTarget::at_most(
+            "one more snapshot: created → ready, longest",
+            1.0,
+            "s",
+            found.max_seconds,
+        ),
+        PerformanceTarget::at_most(
+            "resident memory for each snapshot and its content",
+            1.024,
+            "kB",
+            kilobytes,
+        ),
+    ];
+    format!(
+        "\n### Many existing VolumeSnapshots\n\n{TARGET_TABLE_HEADER}{}\nWith {} VolumeSnapshots, each with its \
+         content. The median of the times is {:.2} s; the process takes {:.0} MB without a VolumeSnapshot.\n",
+        target_rows(&targets),
+        found.existing,
+        found.median_seconds,
+        megabytes(found.empty_bytes),
     )
 }
 

@@ -99,8 +99,8 @@ impl ConfigurationResults {
     }
 }
 
-/// Measurements of all configurations: of one iteration, or medians. Only the medians have `memory`, which is
-/// measured once. Loads that were not selected are empty.
+/// Measurements of all configurations: of one iteration, or medians. Only the medians have `memory` and
+/// `existing_snapshots`, which are measured once. Loads that were not selected are empty.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub(super) struct BenchmarkResults {
     pub(super) claims: Vec<ConfigurationResults>,
@@ -112,6 +112,8 @@ pub(super) struct BenchmarkResults {
     pub(super) pods: Vec<ConfigurationResults>,
     pub(super) node: Option<NodeRoleUsage>,
     pub(super) memory: Option<ResidentMemory>,
+    #[serde(default)]
+    pub(super) existing_snapshots: Option<ExistingSnapshots>,
 }
 
 /// Cost of a load. The counters are differences per object; memory and watches are values after the load.
@@ -142,6 +144,21 @@ pub(super) struct NodeRoleUsage {
     pub(super) publish_p50: f64,
     /// Number of the calls that `publish_p50` is the median of.
     pub(super) publishes: usize,
+}
+
+/// Cofferdam's snapshot roles in a cluster with many VolumeSnapshots.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(super) struct ExistingSnapshots {
+    /// Number of VolumeSnapshots, each with its content.
+    pub(super) existing: usize,
+    /// Resident memory of the idle process without a VolumeSnapshot, in bytes.
+    pub(super) empty_bytes: u64,
+    /// Resident memory of the idle process with them, in bytes.
+    pub(super) bytes: u64,
+    /// Seconds from the creation of one more VolumeSnapshot until it is ready, median.
+    pub(super) median_seconds: f64,
+    /// The same, maximum.
+    pub(super) max_seconds: f64,
 }
 
 /// Resident memory of idle processes.
