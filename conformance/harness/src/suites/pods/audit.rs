@@ -5,7 +5,7 @@ use std::{collections::BTreeSet, fs, path::Path};
 
 use anyhow::{Result, ensure};
 
-use super::fixture::{PodFixture, TIMEOUT};
+use super::fixture::{PodFixture, TIMEOUT, pool_directory};
 use crate::{process, wait::until};
 
 /// kubelet's directory of CSI volumes, below its root. It has a subdirectory for each driver, and one for all
@@ -38,7 +38,7 @@ impl NodeAudit {
         for directory in ["plugins", "plugins_registry", "pods"] {
             collect_files(root, &root.join(directory), &mut found)?;
         }
-        let pool = fixture.run.scratch().join("pool/volumes");
+        let pool = pool_directory(fixture.run);
         collect_files(&pool, &pool, &mut found)?;
         Ok(Self(found))
     }

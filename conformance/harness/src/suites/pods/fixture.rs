@@ -1,7 +1,7 @@
 //! The fixture of the suite `pods`: a cluster with Cofferdam's roles and a real node. Helpers for claims and
 //! pods, which the suite `node-shutdown` also uses.
 
-use std::time::Duration;
+use std::{path::PathBuf, time::Duration};
 
 use anyhow::{Context as _, Result, bail, ensure};
 use k8s_openapi::{
@@ -19,14 +19,16 @@ use kube::{
 use serde::{Serialize, de::DeserializeOwned};
 use serde_json::{Value, json};
 
+use super::snapshots;
 use crate::{
     account::{Account, CLUSTER_ROLES},
     backend::{BackendFixture, NodeRoles},
     control_plane::{ControlPlane, ControlPlaneOptions, UNREPLACED_CONTROLLERS},
     image,
     node::KubeletNode,
-    process::ManagedProcess,
+    process::{self, ManagedProcess},
     run::SuiteRun,
+    snapshot_crds,
     wait::until,
 };
 
@@ -86,10 +88,14 @@ impl<'a> PodFixture<'a> {
         };
         let plane = ControlPlane::start(run, options).await?;
         let node = KubeletNode::start_on_disk(run, &plane, NODE).await?;
+        snapshot_crds::install(plane.client()).await?;
+        snapshots::mount_pool(run, &pool_directory(run)).await?;
         let (memory, pool) = (BackendFixture::memory(run, NODE)?, BackendFixture::pool(run, NODE)?);
-        let account = Account::new(run, &plane, &CLUSTER_ROLES).await?;
+        let central = [CLUSTER_ROLES.as_slice(), &["snapshot-controller"]].concat();
+        let account = Account::with_name(run, &plane, "central", &central, &[]).await?;
         let mut roles = vec![memory.start_roles(run, &account, &[]).await?];
-        let account = Account::new(run, &plane, &["provisioner", "resizer"]).await?;
+        let local = ["provisioner", "resizer", "snapshotter"];
+        let account = Account::with_flags(run, &plane, &local, &["--drivers=node"]).await?;
         // Node-local storage: the roles run on the node.
         roles.push(pool.start_roles(run, &account, &[format!("--node-name={NODE}")]).await?);
         create_driver_objects(&plane, &memory, &pool).await?;
@@ -156,9 +162,15 @@ impl<'a> PodFixture<'a> {
         {
             ensure!(!socket.exists(), "{} is left", socket.display());
         }
+        process::run_to_completion("umount", &[&pool_directory(self.run).display().to_string()]).await?;
         self.node.stop().await?;
         self.plane.stop().await
     }
+}
+
+/// The directory with the volumes of the driver `pool`.
+pub(super) fn pool_directory(run: &SuiteRun) -> PathBuf {
+    run.scratch().join("pool/volumes")
 }
 
 /// Creates the CSIDrivers of both drivers and all StorageClasses of this module. Only `memory` requires
@@ -360,6 +372,22 @@ impl TestNamespace {
         if let Some(resources) = spec.get_mut("resources") {
             *resources = json!({ "requests": { "storage": size } });
         }
+        self.create_claim_from_spec(name, spec).await
+    }
+
+    /// Creates a ReadWriteOnce claim for 64 MiB of a StorageClass with a `dataSource`, which may be null.
+    pub(super) async fn create_claim_with_source(
+        &self,
+        name: &str,
+        class: &str,
+        source: Value,
+    ) -> Result<()> {
+        let spec = json!({
+            "storageClassName": class,
+            "accessModes": ["ReadWriteOnce"],
+            "resources": { "requests": { "storage": "64Mi" } },
+            "dataSource": source,
+        });
         self.create_claim_from_spec(name, spec).await
     }
 

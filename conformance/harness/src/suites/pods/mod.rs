@@ -16,6 +16,7 @@ mod inline;
 pub(super) mod node_shutdown;
 mod restarts;
 mod scheduling;
+mod snapshots;
 mod stateful_sets;
 mod volume_stats;
 
@@ -30,7 +31,7 @@ use fixture::{PodFixture, TIMEOUT};
 
 /// A test, which creates a Kubernetes namespace of its own. All tests of [`POD_TESTS`] run concurrently.
 type PodTest = for<'a> fn(&'a PodFixture<'a>) -> LocalBoxFuture<'a, Result<()>>;
-const POD_TESTS: [(&str, PodTest); 16] = [
+const POD_TESTS: [(&str, PodTest); 17] = [
     ("pods come and go", |ground| Box::pin(data::data_of_next_pod(ground))),
     ("a StatefulSet of three", |ground| Box::pin(stateful_sets::stateful_set_of_three(ground))),
     ("a group of pods that are not root", |ground| Box::pin(access::fs_group(ground))),
@@ -46,6 +47,7 @@ const POD_TESTS: [(&str, PodTest); 16] = [
     ("kubelet's summary", |ground| Box::pin(volume_stats::stats_summary(ground))),
     ("growth under a pod", |ground| Box::pin(expansion::expand_mounted_volume(ground))),
     ("growth of images", |ground| Box::pin(expansion::expand_images(ground))),
+    ("snapshots, restores and clones", |ground| Box::pin(snapshots::node_local_bytes(ground))),
     ("deletion with force", |ground| Box::pin(restarts::force_delete(ground))),
 ];
 

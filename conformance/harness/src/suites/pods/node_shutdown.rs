@@ -19,7 +19,10 @@ use kube::{
 };
 use serde_json::{Value, json};
 
-use super::fixture::{MOUNT_PATH, RUN_UNTIL_TERMINATED, TIMEOUT, TestNamespace};
+use super::{
+    fixture::{MOUNT_PATH, RUN_UNTIL_TERMINATED, TIMEOUT, TestNamespace},
+    snapshots,
+};
 use crate::{
     account::{Account, CLUSTER_ROLES},
     cofferdam,
@@ -30,12 +33,16 @@ use crate::{
     pod,
     process::ManagedProcess,
     run::SuiteRun,
+    snapshot_crds,
+    snapshots::Snapshots,
     wait::until,
 };
 
 const DRIVER: &str = "go.conformance.cofferdam.dev";
 const FIRST_NODE: &str = "node-1";
 const SECOND_NODE: &str = "node-2";
+/// The StorageClass, with immediate binding.
+const CLASS: &str = "reached";
 const SET_NAME: &str = "set";
 /// Pods of the StatefulSet. The suite force-deletes the first before it sets the out-of-service taint, and
 /// Kubernetes deletes the second afterwards.
@@ -49,6 +56,8 @@ const RESCHEDULE_TIMEOUT: Duration = Duration::from_secs(300);
 
 pub(in crate::suites) async fn run(run: &SuiteRun) -> Result<()> {
     let mut fixture = TwoNodeFixture::new(run).await?;
+    fixture.cordon(SECOND_NODE).await?;
+    fixture.compare_snapshot_bytes().await.context("snapshots, restores and clones")?;
     let namespace = fixture.create_stateful_set().await?;
     for pod in PODS {
         fixture.wait_log(&namespace, pod, FIRST_NODE).await?;
@@ -115,7 +124,9 @@ impl<'a> TwoNodeFixture<'a> {
             cofferdam::start_registrar(run, FIRST_NODE, driver.socket(), first.root()).await?,
             cofferdam::start_registrar(run, SECOND_NODE, &socket, second.root()).await?,
         ];
-        let account = Account::new(run, &plane, &CLUSTER_ROLES).await?;
+        snapshot_crds::install(plane.client()).await?;
+        let roles = [CLUSTER_ROLES.as_slice(), &["snapshot-controller", "snapshotter"]].concat();
+        let account = Account::with_name(run, &plane, "cofferdam", &roles, &[]).await?;
         let roles = cofferdam::start_with_csi_driver(run, &account, driver.socket()).await?;
         let object: CSIDriver = serde_json::from_value(pod::csi_driver_object(DRIVER))?;
         Api::all(plane.client().clone()).create(&PostParams::default(), &object).await?;
@@ -126,22 +137,37 @@ impl<'a> TwoNodeFixture<'a> {
         Api::all(self.plane.client().clone())
     }
 
-    /// Cordons the second node, and creates a namespace, a StorageClass and a StatefulSet. The set's pods can
-    /// be scheduled only to the first node until the caller uncordons the second. Each pod appends its node's
+    /// Pods of the first node find the bytes of before in a clone and in a restored volume.
+    async fn compare_snapshot_bytes(&self) -> Result<()> {
+        let client = self.plane.client();
+        let class: StorageClass = serde_json::from_value(json!({
+            "metadata": { "name": CLASS }, "provisioner": DRIVER, "volumeBindingMode": "Immediate",
+        }))?;
+        Api::all(client.clone()).create(&PostParams::default(), &class).await?;
+        let namespace: Namespace = serde_json::from_value(json!({ "metadata": { "name": "snapshots" } }))?;
+        Api::all(client.clone()).create(&PostParams::default(), &namespace).await?;
+        let namespace = TestNamespace::existing(client.clone(), "snapshots");
+        let snapshots = Snapshots::new(client, namespace.name(), DRIVER).await?;
+        snapshots::compare_bytes(&namespace, &snapshots, CLASS, None).await?;
+        namespace.delete_claims().await?;
+        snapshots.wait_remaining(0, TIMEOUT).await
+    }
+
+    /// Creates a namespace and a StatefulSet. Each pod appends its node's
     /// name to a file in its volume, and prints the file. Does not wait for the pods.
     async fn create_stateful_set(&self) -> Result<TestNamespace> {
         let client = self.plane.client().clone();
-        let cordon = Patch::Merge(json!({ "spec": { "unschedulable": true } }));
-        self.nodes().patch(SECOND_NODE, &PatchParams::default(), &cordon).await?;
         let namespace: Namespace = serde_json::from_value(json!({ "metadata": { "name": "shutdown" } }))?;
         Api::all(client.clone()).create(&PostParams::default(), &namespace).await?;
-        let class: StorageClass = serde_json::from_value(json!({
-            "metadata": { "name": "reached" }, "provisioner": DRIVER, "volumeBindingMode": "Immediate",
-        }))?;
-        Api::all(client.clone()).create(&PostParams::default(), &class).await?;
         let test_namespace = TestNamespace::existing(client, "shutdown");
         test_namespace.create::<StatefulSet>(stateful_set_object()).await?;
         Ok(test_namespace)
+    }
+
+    async fn cordon(&self, node: &str) -> Result<()> {
+        let patch = Patch::Merge(json!({ "spec": { "unschedulable": true } }));
+        self.nodes().patch(node, &PatchParams::default(), &patch).await?;
+        Ok(())
     }
 
     async fn uncordon(&self, node: &str) -> Result<()> {
@@ -292,7 +318,7 @@ fn stateful_set_object() -> Value {
             "volumeClaimTemplates": [{
                 "metadata": { "name": "data" },
                 "spec": {
-                    "storageClassName": "reached",
+                    "storageClassName": CLASS,
                     "accessModes": ["ReadWriteOnce"],
                     "resources": { "requests": { "storage": "1Gi" } },
                 },
