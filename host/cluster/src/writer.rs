@@ -307,6 +307,22 @@ impl Writer {
         }
     }
 
+    /// As [`Writer::get`], without an effect on the cached objects: for an object that this process may not
+    /// watch, and that would stay in the cache.
+    ///
+    /// # Errors
+    /// As [`Writer::get`].
+    pub async fn read<K: CachedKind>(&self, key: &K::Key) -> Result<Option<K>, ApiError> {
+        let (namespace, name) = K::key_parts(key);
+        let target = describe_target(K::RESOURCE, namespace, name);
+        let path = object_path(K::RESOURCE, namespace, name, PatchTarget::Object);
+        match self.api.read(&path, &target).await {
+            Ok(response) => Self::decode_response(&response, &target).map(Some),
+            Err(ApiError::NotFound(_)) => Ok(None),
+            Err(error) => Err(error),
+        }
+    }
+
     /// Reads the uid and all annotations of an object from the API server; the cache keeps only those of
     /// [`CACHED_ANNOTATIONS`](cofferdam_domain::names::CACHED_ANNOTATIONS). Returns `None` if the object does
     /// not exist. The cache is not updated.

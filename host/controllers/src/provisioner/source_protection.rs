@@ -61,11 +61,11 @@ impl Provisioner {
     ) -> Result<LiveSnapshot, Action> {
         let writer = &self.context.writer;
         let read = async {
-            let Some(snapshot) = writer.get::<VolumeSnapshot>(key).await? else {
+            let Some(snapshot) = writer.read::<VolumeSnapshot>(key).await? else {
                 return Ok(LiveSnapshot::default());
             };
             let content = match snapshot.bound_content() {
-                Some(name) => writer.get::<VolumeSnapshotContent>(name).await?.map(Arc::new),
+                Some(name) => writer.read::<VolumeSnapshotContent>(name).await?.map(Arc::new),
                 None => None,
             };
             Ok(LiveSnapshot { snapshot: Some(Arc::new(snapshot)), content })
@@ -99,7 +99,7 @@ impl Provisioner {
         let journals: Vec<_> =
             drivers.map(|driver| &driver.journal).filter(|journal| journal.intent_count() > 0).collect();
         let Some(name) = snapshot.bound_content().filter(|_| !journals.is_empty()) else { return Ok(false) };
-        let content = self.context.writer.get::<VolumeSnapshotContent>(name).await?;
+        let content = self.context.writer.read::<VolumeSnapshotContent>(name).await?;
         let handle = content.and_then(|content| content.handle().cloned());
         let source = handle.map(ContentSource::Snapshot);
         Ok(source.is_some_and(|source| {
