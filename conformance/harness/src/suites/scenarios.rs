@@ -12,8 +12,8 @@ use anyhow::{Context as _, Result, anyhow, bail, ensure};
 use cofferdam_cluster::connect;
 use cofferdam_controllers::Role;
 use cofferdam_sim::{
-    ApiTransport as Reached, EnvironmentKind, Scenario, Simulation, TestCluster, TestUser, scenarios,
-    skipped_count,
+    ApiTransport as Reached, EnvironmentKind, Scenario, Simulation, TestCluster, TestUser,
+    polled_snapshots_in_real_time, scenarios, skipped_count,
     test_cluster::{BoxError, Clock, ClusterFuture, client_transport},
 };
 use futures::future::try_join_all;
@@ -51,6 +51,7 @@ pub(super) async fn run(run: &SuiteRun) -> Result<()> {
     let mut rng = seeded_rng()?;
     let rows: Vec<ScenarioRun> = scenarios()
         .into_iter()
+        .chain(polled_snapshots_in_real_time(EnvironmentKind::Kubernetes))
         .enumerate()
         .map(|(row, scenario)| ScenarioRun { row, scenario, rng: rng.fork() })
         .collect();

@@ -474,11 +474,13 @@ impl SimulationFixture {
         live.iter().all(|live| {
             live.process.as_ref().is_some_and(|process| {
                 let cache = process.cache();
-                let visible = |objects: &[Value]| -> Vec<Value> {
+                // The process of a node watches the objects of the node only, of some kinds.
+                let of_node = |objects: &[Value], pointer: &str| -> Vec<Value> {
                     let is_watched =
-                        |object: &&Value| live.node.is_none_or(|node| text(object, "/metadata/name") == node);
+                        |object: &&Value| live.node.is_none_or(|node| text(object, pointer) == node);
                     objects.iter().filter(is_watched).cloned().collect()
                 };
+                let visible = |objects: &[Value]| of_node(objects, "/metadata/name");
                 *process.ready().borrow()
                     && is_cache_current::<Claim>(&cache, &claims)
                     && is_cache_current::<Volume>(&cache, &volumes)
@@ -494,7 +496,10 @@ impl SimulationFixture {
                         || is_cache_current::<VolumeAttributesClass>(&cache, &attributes_classes))
                     && (!cache.snapshots.is_synced() || is_cache_current::<VolumeSnapshot>(&cache, &snapshots))
                     && (!cache.snapshot_contents.is_synced()
-                        || is_cache_current::<VolumeSnapshotContent>(&cache, &snapshot_contents))
+                        || is_cache_current::<VolumeSnapshotContent>(
+                            &cache,
+                            &of_node(&snapshot_contents, &managing_node_pointer()),
+                        ))
                     && (!cache.snapshot_classes.is_synced()
                         || is_cache_current::<VolumeSnapshotClass>(&cache, &snapshot_classes))
                     && (!cache.nodes.is_synced() || is_cache_current::<Node>(&cache, &visible(&nodes)))
@@ -520,6 +525,11 @@ pub(crate) const VOLUME_SNAPSHOTS_PATH: &str = "/apis/snapshot.storage.k8s.io/v1
 pub(crate) const VOLUME_SNAPSHOT_CONTENTS_PATH: &str =
     "/apis/snapshot.storage.k8s.io/v1/volumesnapshotcontents";
 const VOLUME_SNAPSHOT_CLASSES_PATH: &str = "/apis/snapshot.storage.k8s.io/v1/volumesnapshotclasses";
+
+/// JSON pointer of the label of a VolumeSnapshotContent that names a node.
+pub(crate) fn managing_node_pointer() -> String {
+    format!("/metadata/labels/{}", names::SNAPSHOT_MANAGED_BY.replace('/', "~1"))
+}
 
 /// Returns true if the cache contains exactly these objects of a kind, in the same versions. The version of
 /// an object that cannot be decoded is not compared.

@@ -34,7 +34,10 @@ pub use effects::{ApiFault, Effect, Effects, FaultKind};
 pub use process_api::unavailable_response;
 pub use remaining_work::{RemainingWork, WorkKind};
 pub use scenario::Scenario;
-pub use scenarios::{always_crashed, deletion_orders, polled_snapshots, scenarios, skipped_count};
+pub use scenarios::{
+    always_crashed, deletion_orders, polled_snapshots, polled_snapshots_in_real_time, scenarios,
+    skipped_count,
+};
 pub use secret_values::has_secret_value;
 pub use simulation::{FinalState, Simulation, UsedRules};
 pub use test_cluster::{ApiTransport, EnvironmentKind, HttpCluster, InProcessCluster, TestCluster, TestUser};

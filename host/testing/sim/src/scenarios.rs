@@ -56,11 +56,20 @@ pub fn deletion_orders() -> Vec<Scenario> {
 }
 
 /// The rows of snapshots with a driver whose snapshots are ready at the third call. Calls and events differ
-/// from those of the rows.
+/// from those of the rows, and are not compared.
 pub fn polled_snapshots() -> Vec<Scenario> {
     let mut rows = snapshots::scenarios();
-    rows.iter_mut().for_each(|row| row.snapshotting.polls_until_ready = 2);
+    for row in &mut rows {
+        row.snapshotting.polls_until_ready = 2;
+        row.compares_objects_only = true;
+    }
     rows
+}
+
+/// Every second row of [`polled_snapshots`] that runs in an environment in real time, where waits take time.
+pub fn polled_snapshots_in_real_time(environment: EnvironmentKind) -> Vec<Scenario> {
+    let rows = polled_snapshots().into_iter().filter(|row| row.skip_reason(environment).is_none());
+    rows.step_by(2).collect()
 }
 
 /// The scenario table.

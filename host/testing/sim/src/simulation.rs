@@ -23,10 +23,7 @@ use cofferdam_controllers::{
     rbac::{DriverPlacement, NodeTopologySource},
     resizer, snapshot_controller, snapshotter, table,
 };
-use cofferdam_domain::{
-    names::{SNAPSHOT_MANAGED_BY, startup_taint},
-    term::Term,
-};
+use cofferdam_domain::{names::startup_taint, term::Term};
 use parking_lot::Mutex;
 use prometheus_client::registry::Registry;
 use serde_json::Value;
@@ -42,7 +39,10 @@ use crate::{
         ResizingBehavior, ScriptedDriver, SnapshotBehavior, TopologyBehavior, UserActionHandler,
     },
     effects::{ApiFault, Effect, Effects, Interruption},
-    fixture::{SETTLE_TIME, SimulationFixture, VOLUME_SNAPSHOT_CONTENTS_PATH, VOLUME_SNAPSHOTS_PATH},
+    fixture::{
+        SETTLE_TIME, SimulationFixture, VOLUME_SNAPSHOT_CONTENTS_PATH, VOLUME_SNAPSHOTS_PATH,
+        managing_node_pointer,
+    },
     invariants,
     objects::DRIVER,
     process_api::CrashingApi,
@@ -861,8 +861,7 @@ impl Simulation {
             snapshot_contents: sorted(contents.iter().map(|content| {
                 let ready = if is_ready(content) { " ready" } else { "" };
                 let name = content_alias(text(content, "/metadata/name"));
-                let node =
-                    text(content, &format!("/metadata/labels/{}", SNAPSHOT_MANAGED_BY.replace('/', "~1")));
+                let node = text(content, &managing_node_pointer());
                 let node = if node.is_empty() { String::new() } else { format!(" on {node}") };
                 format!("{name} {}{ready}{node}", text(content, "/spec/volumeSnapshotRef/name"))
             })),

@@ -9,7 +9,7 @@ use std::{collections::BTreeSet, sync::Arc};
 use cofferdam_controllers::Role;
 use cofferdam_sim::{
     EnvironmentKind, FinalState, HttpCluster, Scenario, Simulation, TestCluster as _, always_crashed,
-    scenarios, skipped_count,
+    polled_snapshots_in_real_time, scenarios, skipped_count,
 };
 use futures::{StreamExt as _, stream};
 use tokio::task::JoinSet;
@@ -80,6 +80,8 @@ async fn every_scenario_converges_over_http() {
         let rng = Some(rng.fork()).filter(|_| crashed.contains(scenario.name));
         (scenario, rng)
     });
+    let polled = polled_snapshots_in_real_time(EnvironmentKind::Http).into_iter().map(|row| (row, None));
+    let rows = rows.chain(polled);
     let results = stream::iter(rows.collect::<Vec<_>>())
         .map(|scenario| tokio::spawn(run_scenario(scenario)))
         .buffer_unordered(CONCURRENCY);

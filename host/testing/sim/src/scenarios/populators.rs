@@ -49,15 +49,23 @@ fn end() -> [UserAction; 3] {
 const POPULATED: &[&str] =
     &["a Normal Provisioning", "prime Normal ProvisioningSucceeded", "prime Warning ClaimMisbound"];
 
+/// In real time, prime may be deleted before it loses its volume.
+const DELAYED_EVENTS: &[&str] = &[
+    "prime Warning ClaimMisbound",
+    "prime Normal ExternalProvisioning",
+    "prime Normal WaitForFirstConsumer",
+];
+
 /// The scenarios of this module.
 pub(super) fn scenarios() -> Vec<Scenario> {
+    let base = || Scenario { delayed_events: DELAYED_EVENTS, ..Scenario::default() };
     let populated_claim = || Scenario {
         claims: &["a Bound of-gone"],
         volumes: &["of-gone Bound a"],
         array_owners: &["gone"],
         events: POPULATED,
         calls: &["create gone"],
-        ..Scenario::default()
+        ..base()
     };
     vec![
         Scenario {
@@ -94,7 +102,7 @@ pub(super) fn scenarios() -> Vec<Scenario> {
             actions: vec![Create(class("gold")), Create(populated())],
             claims: &["a Pending"],
             events: &["a Normal Provisioning"],
-            ..Scenario::default()
+            ..base()
         },
         Scenario {
             name: "prime deleted before its volume refers to the claim: the volume is deleted, and the populator \
@@ -130,7 +138,7 @@ pub(super) fn scenarios() -> Vec<Scenario> {
             ]),
             events: &["a Normal Provisioning", "prime Normal ProvisioningSucceeded"],
             calls: &["create gone", "delete gone"],
-            ..Scenario::default()
+            ..base()
         },
         Scenario {
             name: "claim deleted as soon as the volume refers to it: the volume is deleted",
@@ -143,7 +151,7 @@ pub(super) fn scenarios() -> Vec<Scenario> {
             ]),
             events: POPULATED,
             calls: &["create gone", "delete gone"],
-            ..Scenario::default()
+            ..base()
         },
         Scenario {
             name: "response to CreateVolume of prime lost: the populator's volume is created",
