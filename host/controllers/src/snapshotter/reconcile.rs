@@ -200,6 +200,10 @@ impl Snapshotter {
                     return Action::RequeueAfter(delay);
                 }
                 SnapshotterVerdict::MarkCreating(request) => {
+                    // Without the Secret there is no call, and a record would delay the deletion.
+                    if let Err(error) = self.read_secret(rules::secret_of(&content)).await {
+                        return self.fail(&content, error.to_string(), None).await;
+                    }
                     is_current = true;
                     self.mark_creating(&content, &request).await
                 }

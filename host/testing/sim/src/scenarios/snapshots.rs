@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 use super::provisioning::REJECTED_CLAIM;
 use crate::{
     ApiFault, DriverFault, EnvironmentKind, FaultKind, SnapshotBehavior,
-    UserAction::{self, Create, Delete, Remove, Settle, Until, Wait},
+    UserAction::{self, Create, Delete, Patch, Remove, Settle, Until, Wait},
     WaitFor::Deleted,
     WorkKind,
     objects::{CLAIM, DRIVER, claim, class, volume, with},
@@ -615,6 +615,27 @@ pub(super) fn scenarios() -> Vec<Scenario> {
             unsettled: REJECTED_CLAIM,
             retries_slowly: true,
             ..taken()
+        },
+        Scenario {
+            name: "Secret of the class missing: no snapshot is created, and the VolumeSnapshot can be deleted",
+            actions: after_source(
+                "Delete",
+                [
+                    Patch(
+                        SNAPSHOT_CLASS,
+                        json!({"parameters": {
+                            "csi.storage.k8s.io/snapshotter-secret-name": "missing",
+                            "csi.storage.k8s.io/snapshotter-secret-namespace": "default",
+                        }}),
+                    ),
+                    Settle,
+                    Create(snapshot()),
+                    Settle,
+                    Delete(SNAPSHOT),
+                ],
+            ),
+            events: &["of-gone Warning SnapshotCreationFailed", "s Normal CreatingSnapshot"],
+            ..base()
         },
         Scenario {
             name: "claim of a restore and its VolumeSnapshot deleted while the CreateVolume result is unknown: \
