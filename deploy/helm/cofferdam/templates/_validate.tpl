@@ -234,7 +234,7 @@
 
 {{- define "cofferdam.validateRoles" -}}
 {{- $controller := .context.Values.controller -}}
-{{- $known := list "provisioner" "attacher" "resizer" "pv-controller" "protection" "attach-detach" "startup-taint" -}}
+{{- $known := list "provisioner" "attacher" "resizer" "snapshotter" "snapshot-controller" "pv-controller" "protection" "attach-detach" "startup-taint" -}}
 {{- range $controller.roles -}}
 {{- if not (has . $known) -}}
 {{- fail (printf "controller.roles has %q: expected names of %s" . (join ", " $known)) -}}
