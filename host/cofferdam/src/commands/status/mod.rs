@@ -51,8 +51,9 @@ pub(crate) enum StatusError {
     )]
     UnknownDriver(String),
     #[error(
-        "the driver {driver} is in use: {users}; expected none of them. Delete the claims and wait until \
-         their volumes are deleted, or keep the driver installed"
+        "the driver {driver} is in use: {users}; expected none of them. Delete the claims and the \
+         VolumeSnapshots, and wait until their volumes and snapshots are deleted, or keep the driver installed; \
+         delete PersistentVolumes and VolumeSnapshotContents with the policy Retain by hand"
     )]
     InUse { driver: String, users: String },
     #[error("cannot find out if the driver {driver} is in use: this account may not list {resources}")]
@@ -110,6 +111,11 @@ const USERS_OF_DRIVERS: [&str; 4] =
 /// Checks that nothing needs a driver: no PersistentVolume, no VolumeAttachment, no VolumeSnapshotContent, and
 /// no intent of its journal.
 fn ensure_unused(status: &summary::ClusterStatus, driver: &str) -> Result<String, StatusError> {
+    let is_known = status.drivers.iter().any(|status| status.driver.as_deref() == Some(driver));
+    // Without the right to list CSIDrivers, a driver that nothing uses is not known.
+    if !is_known && !status.forbidden.contains(&"csidrivers") {
+        return Err(StatusError::UnknownDriver(driver.to_owned()));
+    }
     let unknown: Vec<&str> =
         status.forbidden.iter().copied().filter(|resource| USERS_OF_DRIVERS.contains(resource)).collect();
     let users: Vec<String> = status

@@ -235,7 +235,8 @@ fn a_driver_is_in_use_while_volumes_attachments_or_intents_need_it() {
         error.contains("array.example.com is in use: ") && error.contains("PersistentVolumes"),
         "{error}"
     );
-    check(&objects, "other.example.com").unwrap();
+    let error = check(&objects, "other.example.com").unwrap_err();
+    assert!(error.contains("other.example.com is not in the cluster"), "{error}");
     objects.volumes.clear();
     objects.attachments.clear();
     check(&objects, "array.example.com").unwrap();
@@ -253,6 +254,8 @@ fn a_driver_is_in_use_while_volumes_attachments_or_intents_need_it() {
     let error = check(&objects, "array.example.com").unwrap_err();
     assert!(error.contains("is in use: 1 VolumeSnapshotContent;"), "{error}");
     objects.snapshots = SnapshotObjects::default();
+    objects.forbidden = vec!["csidrivers"];
+    check(&objects, "other.example.com").unwrap();
     objects.forbidden = vec!["csinodes", "volumeattachments"];
     let error = check(&objects, "array.example.com").unwrap_err();
     assert!(error.ends_with("may not list volumeattachments"), "{error}");
