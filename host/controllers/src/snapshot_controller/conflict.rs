@@ -5,8 +5,8 @@
 //! - A content is created for a VolumeSnapshot that does not exist here: it was copied from another cluster.
 //! - A field is removed: `metadata.managedFields` does not show who removed it.
 
-use cofferdam_cluster::{Cache, Change};
-use cofferdam_domain::{VolumeSnapshotContent, names};
+use cofferdam_cluster::{ApiError, Cache, Change, Writer, api::FIELD_MANAGER, field_managers};
+use cofferdam_domain::{VolumeSnapshotContent, VolumeSnapshotContentName, names};
 
 use super::rules::content_name;
 use crate::conflicts::FieldPath;
@@ -29,6 +29,23 @@ pub(super) fn content_field(cache: &Cache, change: &Change<VolumeSnapshotContent
     let is_marked =
         |content: &VolumeSnapshotContent| content.meta.has_annotation(names::SNAPSHOT_BEING_DELETED);
     (is_marked(new) && !is_marked(old)).then_some(BEING_DELETED)
+}
+
+/// Field manager of upstream's snapshot-controller: the name of the program.
+const UPSTREAM_MANAGER: &str = "snapshot-controller";
+
+/// Reads who has written the source of a content. Returns true if it was a snapshot controller of this cluster,
+/// and not a tool that copies objects, such as kubectl.
+///
+/// # Errors
+/// The content cannot be read.
+pub(super) async fn is_created_by_controller(
+    writer: &Writer,
+    name: &VolumeSnapshotContentName,
+) -> Result<bool, ApiError> {
+    let object = writer.read_value::<VolumeSnapshotContent>(name, "").await?;
+    let managers = object.map(|object| field_managers(&object.to_string(), SOURCE)).unwrap_or_default();
+    Ok(managers.iter().any(|manager| [FIELD_MANAGER, UPSTREAM_MANAGER].contains(&manager.as_str())))
 }
 
 #[cfg(test)]

@@ -1,6 +1,8 @@
 //! The node that takes and deletes the snapshot of a volume: the label of a new VolumeSnapshotContent, by
 //! which the snapshotter of a node-local driver finds its contents.
 
+use std::collections::BTreeSet;
+
 use cofferdam_cluster::{ApiError, Writer, reflector::Scope};
 use cofferdam_domain::{Node, NodeName, Volume, names};
 
@@ -25,8 +27,9 @@ fn node_selectors(volume: &Volume) -> Vec<String> {
 }
 
 /// Returns the node for the label of a new content: the one that the volume's node affinity names, else, if
-/// `distributed`, the first Node by name that matches the node affinity. `None` if there is no such node: any
-/// node can then take the snapshot. Source: snapshot-controller's `getManagedByNode`.
+/// `distributed`, the only Node that matches the node affinity. `None` if there is no such node, or if several
+/// Nodes match: a node without the volume must not take the snapshot, and for a driver that is not node-local
+/// the label has no meaning. Upstream's `getManagedByNode` takes one of several Nodes.
 ///
 /// # Errors
 /// The Nodes cannot be read.
@@ -39,14 +42,17 @@ pub(super) async fn managing_node(
     if named.is_some() || !distributed {
         return Ok(named);
     }
-    let mut first: Option<NodeName> = None;
+    let mut matching = BTreeSet::new();
     for selector in node_selectors(volume) {
         let scope = Scope { label_selector: Some(selector), ..Scope::default() };
         let nodes = writer.read_scope::<Node>(&scope).await?;
-        let matching = nodes.into_iter().flatten().filter(|node| matches_affinity(volume, node));
-        first = matching.map(|node| node.name).chain(first).min();
+        let names = nodes.into_iter().filter_map(|node| match node {
+            Ok(node) => matches_affinity(volume, &node).then_some(node.name),
+            Err(undecodable) => Some(undecodable.key),
+        });
+        matching.extend(names);
     }
-    Ok(first)
+    Ok(matching.pop_first().filter(|_| matching.is_empty()))
 }
 
 #[cfg(test)]

@@ -557,9 +557,17 @@ impl SnapshotController {
                     return self.report_gone_snapshot(&content);
                 }
                 Ok(false) if verdict == ContentVerdict::MarkAbandoned => {
-                    // The decision stays if the creation ends before the write.
-                    self.lost.lock().extend(content.snapshot.uid.clone());
-                    self.mark_content(&content).await
+                    match conflict::is_created_by_controller(writer, name).await {
+                        Ok(true) => {
+                            // The decision stays if the creation ends before the write.
+                            self.lost.lock().extend(content.snapshot.uid.clone());
+                            self.mark_abandoned(&content).await
+                        }
+                        // A copy: external-snapshotter keeps it, too.
+                        Ok(false) if content.meta.deleting => return self.report_gone_snapshot(&content),
+                        Ok(false) => return Action::Done,
+                        Err(error) => Err(error),
+                    }
                 }
                 Ok(false) => self.delete_content(&content).await,
                 Err(error) => Err(error),
@@ -581,6 +589,15 @@ impl SnapshotController {
     async fn mark_content(&self, content: &VolumeSnapshotContent) -> Result<(), ApiError> {
         let patch = json!({"metadata": {"annotations": {names::SNAPSHOT_BEING_DELETED: names::YES}}});
         let text = format!("marks VolumeSnapshotContent {} for deletion", content.name);
+        self.patch(content, PatchTarget::Object, &text, patch).await
+    }
+
+    /// As [`mark_content`](Self::mark_content), for a content without a VolumeSnapshot.
+    async fn mark_abandoned(&self, content: &VolumeSnapshotContent) -> Result<(), ApiError> {
+        let annotations =
+            json!({names::SNAPSHOT_BEING_DELETED: names::YES, names::SNAPSHOT_ABANDONED: names::YES});
+        let patch = json!({"metadata": {"annotations": annotations}});
+        let text = format!("marks VolumeSnapshotContent {} as abandoned", content.name);
         self.patch(content, PatchTarget::Object, &text, patch).await
     }
 

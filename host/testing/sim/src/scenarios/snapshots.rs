@@ -617,6 +617,24 @@ pub(super) fn scenarios() -> Vec<Scenario> {
             ..taken()
         },
         Scenario {
+            name: "content copied from another cluster without its status: content and snapshot stay",
+            actions: after_source(
+                "Delete",
+                [Create(with(
+                    content("Delete"),
+                    &json!({"spec": {
+                        "source": {"volumeHandle": "static-v", "snapshotHandle": null},
+                        "volumeSnapshotClassName": "fast",
+                        "volumeSnapshotRef": {"uid": "of-another-cluster"},
+                    }}),
+                ))],
+            ),
+            snapshot_contents: &["existing s ready"],
+            array_snapshots: &["gone"],
+            calls: &[CREATE_OF_GONE],
+            ..base()
+        },
+        Scenario {
             name: "Secret of the class missing: no snapshot is created, and the VolumeSnapshot can be deleted",
             actions: after_source(
                 "Delete",
