@@ -1,7 +1,11 @@
 //! The fixture of the suite `pods`: a cluster with Cofferdam's roles and a real node. Helpers for claims and
 //! pods, which the suite `node-shutdown` also uses.
 
-use std::{path::PathBuf, time::Duration};
+use std::{
+    fs,
+    path::{Path, PathBuf},
+    time::Duration,
+};
 
 use anyhow::{Context as _, Result, bail, ensure};
 use k8s_openapi::{
@@ -19,7 +23,6 @@ use kube::{
 use serde::{Serialize, de::DeserializeOwned};
 use serde_json::{Value, json};
 
-use super::snapshots;
 use crate::{
     account::{Account, CLUSTER_ROLES},
     backend::{BackendFixture, NodeRoles},
@@ -89,7 +92,7 @@ impl<'a> PodFixture<'a> {
         let plane = ControlPlane::start(run, options).await?;
         let node = KubeletNode::start_on_disk(run, &plane, NODE).await?;
         snapshot_crds::install(plane.client()).await?;
-        snapshots::mount_pool(run, &pool_directory(run)).await?;
+        mount_pool(run, &pool_directory(run)).await?;
         let (memory, pool) = (BackendFixture::memory(run, NODE)?, BackendFixture::pool(run, NODE)?);
         let central = [CLUSTER_ROLES.as_slice(), &["snapshot-controller"]].concat();
         let account = Account::with_name(run, &plane, "central", &central, &[]).await?;
@@ -166,6 +169,21 @@ impl<'a> PodFixture<'a> {
         self.node.stop().await?;
         self.plane.stop().await
     }
+}
+
+/// Size of the disk of [`mount_pool`]. The image file is sparse.
+const POOL_BYTES: u64 = 16 << 30;
+
+/// Mounts an XFS image at the directory of the pool: its files share blocks, so the pool copies an image of a
+/// mounted volume at one moment. The loop device is detached on unmount.
+async fn mount_pool(run: &SuiteRun, directory: &Path) -> Result<()> {
+    let disk = run.scratch().join("pool-disk");
+    fs::File::create(&disk)?.set_len(POOL_BYTES)?;
+    fs::create_dir_all(directory)?;
+    let (disk, mounted) = (disk.display().to_string(), directory.display().to_string());
+    process::run_to_completion("mkfs.xfs", &["-q", &disk]).await?;
+    process::run_to_completion("mount", &["-o", "loop", &disk, &mounted]).await?;
+    Ok(())
 }
 
 /// The directory with the volumes of the driver `pool`.

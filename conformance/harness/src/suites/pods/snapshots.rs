@@ -1,8 +1,6 @@
 //! Snapshots, restores and clones in pods: the bytes of a restored volume and of a clone are those of the
 //! source when they were taken, after the source was overwritten and deleted.
 
-use std::{fs, path::Path};
-
 use anyhow::{Context as _, Result, ensure};
 use kube::api::DeleteParams;
 use serde_json::{Value, json};
@@ -11,26 +9,9 @@ use super::fixture::{
     ContainerVolume, DIRECTORY, IMAGE, MOUNT_PATH, NODE, PodFixture, TIMEOUT, TestNamespace,
 };
 use crate::{
-    process,
-    run::SuiteRun,
     snapshots::{Snapshots, is_ready, text_at},
     wait::until,
 };
-
-/// Size of the disk of [`mount_pool`]. The image file is sparse.
-const POOL_BYTES: u64 = 16 << 30;
-
-/// Mounts an XFS image at the directory of the pool: its files share blocks, so the pool copies an image of a
-/// mounted volume at one moment. The loop device is detached on unmount.
-pub(super) async fn mount_pool(run: &SuiteRun, directory: &Path) -> Result<()> {
-    let disk = run.scratch().join("pool-disk");
-    fs::File::create(&disk)?.set_len(POOL_BYTES)?;
-    fs::create_dir_all(directory)?;
-    let (disk, mounted) = (disk.display().to_string(), directory.display().to_string());
-    process::run_to_completion("mkfs.xfs", &["-q", &disk]).await?;
-    process::run_to_completion("mount", &["-o", "loop", &disk, &mounted]).await?;
-    Ok(())
-}
 
 /// The driver `pool`: directories, whose files are copied, and images, which share blocks with their copies.
 pub(super) async fn node_local_bytes(fixture: &PodFixture<'_>) -> Result<()> {
