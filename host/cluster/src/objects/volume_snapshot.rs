@@ -323,7 +323,7 @@ mod tests {
         assert_eq!((status.error, status.group.as_deref()), (Some(Box::new(error)), Some("g")));
 
         let managed = json!({
-            "metadata": {"name": "a", "labels": {names::SNAPSHOT_MANAGED_BY: "node-1", "tier": "gold"}},
+            "metadata": {"name": "a", "resourceVersion": "7", "labels": {names::SNAPSHOT_MANAGED_BY: "node-1", "tier": "gold"}},
             "spec": spec,
         });
         let content = object::<VolumeSnapshotContent>(&managed.to_string()).unwrap().unwrap();
