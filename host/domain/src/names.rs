@@ -67,9 +67,6 @@ pub const SNAPSHOT_BEING_CREATED: &str = "snapshot.storage.kubernetes.io/volumes
 pub const SNAPSHOT_BEING_DELETED: &str = "snapshot.storage.kubernetes.io/volumesnapshot-being-deleted";
 /// VolumeSnapshotContent: name and parameters of the CreateSnapshot call that may be in progress, as JSON.
 pub const SNAPSHOT_REQUEST: &str = "cofferdam.dev/create-snapshot-request";
-/// VolumeSnapshotContent: the VolumeSnapshot disappeared without a deletion, and the snapshot controller deletes
-/// the content. The value is `yes`.
-pub const SNAPSHOT_ABANDONED: &str = "cofferdam.dev/snapshot-abandoned";
 /// VolumeSnapshotContent: the driver's id of the group that the snapshot is a member of.
 pub const SNAPSHOT_GROUP_HANDLE: &str = "groupsnapshot.storage.k8s.io/volumeGroupSnapshotHandle";
 /// VolumeSnapshotContent: name of the Secret for CreateSnapshot and DeleteSnapshot.
@@ -142,7 +139,6 @@ pub const CACHED_ANNOTATIONS: &[&str] = &[
     SNAPSHOT_BEING_CREATED,
     SNAPSHOT_BEING_DELETED,
     SNAPSHOT_REQUEST,
-    SNAPSHOT_ABANDONED,
     SNAPSHOT_GROUP_HANDLE,
     SNAPSHOT_SECRET_NAME,
     SNAPSHOT_SECRET_NAMESPACE,

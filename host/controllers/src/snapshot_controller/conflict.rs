@@ -12,6 +12,7 @@ use super::rules::content_name;
 use crate::conflicts::FieldPath;
 
 const SOURCE: FieldPath = &["f:spec", "f:source", "f:volumeHandle"];
+const DELETION_POLICY: FieldPath = &["f:spec", "f:deletionPolicy"];
 const UID: FieldPath = &["f:spec", "f:volumeSnapshotRef", "f:uid"];
 const BEING_DELETED: FieldPath =
     &["f:metadata", "f:annotations", "f:snapshot.storage.kubernetes.io/volumesnapshot-being-deleted"];
@@ -34,18 +35,21 @@ pub(super) fn content_field(cache: &Cache, change: &Change<VolumeSnapshotContent
 /// Field manager of upstream's snapshot-controller: the name of the program.
 const UPSTREAM_MANAGER: &str = "snapshot-controller";
 
-/// Reads who has written the source of a content. Returns true if it was a snapshot controller of this cluster,
-/// and not a tool that copies objects, such as kubectl.
+/// Reads who has written the source and the deletion policy of a content. Returns true if it was a snapshot
+/// controller of this cluster both times, and not a tool that copies objects, or an administrator.
 ///
 /// # Errors
 /// The content cannot be read.
-pub(super) async fn is_created_by_controller(
+pub(super) async fn is_written_by_controller(
     writer: &Writer,
     name: &VolumeSnapshotContentName,
 ) -> Result<bool, ApiError> {
-    let object = writer.read_value::<VolumeSnapshotContent>(name, "").await?;
-    let managers = object.map(|object| field_managers(&object.to_string(), SOURCE)).unwrap_or_default();
-    Ok(managers.iter().any(|manager| [FIELD_MANAGER, UPSTREAM_MANAGER].contains(&manager.as_str())))
+    let Some(object) = writer.read_value::<VolumeSnapshotContent>(name, "").await? else { return Ok(false) };
+    let json = object.to_string();
+    let is_controller = |manager: &String| [FIELD_MANAGER, UPSTREAM_MANAGER].contains(&manager.as_str());
+    Ok([SOURCE, DELETION_POLICY]
+        .into_iter()
+        .all(|field| field_managers(&json, field).iter().any(is_controller)))
 }
 
 #[cfg(test)]

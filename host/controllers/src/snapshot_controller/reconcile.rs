@@ -556,20 +556,13 @@ impl SnapshotController {
                 Ok(false) if verdict == ContentVerdict::SnapshotGone => {
                     return self.report_gone_snapshot(&content);
                 }
-                Ok(false) if verdict == ContentVerdict::MarkAbandoned => {
-                    match conflict::is_created_by_controller(writer, name).await {
-                        Ok(true) => {
-                            // The decision stays if the creation ends before the write.
-                            self.lost.lock().extend(content.snapshot.uid.clone());
-                            self.mark_abandoned(&content).await
-                        }
-                        // A copy: external-snapshotter keeps it, too.
-                        Ok(false) if content.meta.deleting => return self.report_gone_snapshot(&content),
-                        Ok(false) => return Action::Done,
-                        Err(error) => Err(error),
-                    }
-                }
-                Ok(false) => self.delete_content(&content).await,
+                Ok(false) => match self.abandon(&content, &verdict).await {
+                    Ok(true) => Ok(()),
+                    // Kept, as by external-snapshotter.
+                    Ok(false) if content.meta.deleting => return self.report_gone_snapshot(&content),
+                    Ok(false) => return Action::Done,
+                    Err(error) => Err(error),
+                },
                 Err(error) => Err(error),
             },
         };
@@ -585,19 +578,28 @@ impl SnapshotController {
         Ok(snapshot.is_some_and(|snapshot| content.is_bound_to(&snapshot)))
     }
 
+    /// Marks or deletes a content without a VolumeSnapshot. Returns false if it is kept, because somebody else
+    /// has written it.
+    async fn abandon(
+        &self,
+        content: &VolumeSnapshotContent,
+        verdict: &ContentVerdict,
+    ) -> Result<bool, ApiError> {
+        if !conflict::is_written_by_controller(&self.context.writer, &content.name).await? {
+            return Ok(false);
+        }
+        if *verdict == ContentVerdict::DeleteAbandoned {
+            return self.delete_content(content).await.map(|()| true);
+        }
+        // The decision stays if the creation ends before the write.
+        self.lost.lock().extend(content.snapshot.uid.clone());
+        self.mark_content(content).await.map(|()| true)
+    }
+
     /// Writes the annotation that the VolumeSnapshot is being deleted.
     async fn mark_content(&self, content: &VolumeSnapshotContent) -> Result<(), ApiError> {
         let patch = json!({"metadata": {"annotations": {names::SNAPSHOT_BEING_DELETED: names::YES}}});
         let text = format!("marks VolumeSnapshotContent {} for deletion", content.name);
-        self.patch(content, PatchTarget::Object, &text, patch).await
-    }
-
-    /// As [`mark_content`](Self::mark_content), for a content without a VolumeSnapshot.
-    async fn mark_abandoned(&self, content: &VolumeSnapshotContent) -> Result<(), ApiError> {
-        let annotations =
-            json!({names::SNAPSHOT_BEING_DELETED: names::YES, names::SNAPSHOT_ABANDONED: names::YES});
-        let patch = json!({"metadata": {"annotations": annotations}});
-        let text = format!("marks VolumeSnapshotContent {} as abandoned", content.name);
         self.patch(content, PatchTarget::Object, &text, patch).await
     }
 

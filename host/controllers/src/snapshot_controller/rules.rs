@@ -496,11 +496,10 @@ pub enum ContentVerdict {
     /// Emit an event, unless the VolumeSnapshot exists after all: without it, nobody allows the deletion of
     /// the content.
     SnapshotGone,
-    /// Write the annotations that the VolumeSnapshot is being deleted and that the content is abandoned, unless
-    /// the VolumeSnapshot exists after all, or the content is a copy: no snapshot controller of this cluster
-    /// has created it.
+    /// Write the annotation that the VolumeSnapshot is being deleted, unless it exists after all, or somebody
+    /// else has written the source or the deletion policy of the content.
     MarkAbandoned,
-    /// Delete the content, unless the VolumeSnapshot exists after all.
+    /// Delete the content, under the same conditions.
     DeleteAbandoned,
 }
 
@@ -510,8 +509,9 @@ pub enum ContentVerdict {
 /// before, and compares only the uid. A VolumeSnapshot can then be gone although its content exists. Such a
 /// content with the deletion policy Delete is deleted as if the VolumeSnapshot were being deleted, if its
 /// snapshot is still being created, or `is_lost`: this process has seen that the VolumeSnapshot disappeared.
-/// Any other content may be a copy from another cluster; external-snapshotter keeps all of them. A copy without
-/// its status looks as if its snapshot were being created: the caller checks who created the content.
+/// Any other content may be a copy from another cluster; external-snapshotter keeps all of them. The caller
+/// checks who has written the content: a copy without its status looks as if its snapshot were being created,
+/// and a content that was kept when its VolumeSnapshot was deleted may get the deletion policy Delete later.
 pub fn decide_content(cache: &Cache, content: &VolumeSnapshotContent, is_lost: bool) -> ContentVerdict {
     if let SnapshotContentSource::Invalid(count) = content.source {
         return ContentVerdict::Invalid(count);
@@ -539,8 +539,7 @@ pub fn decide_content(cache: &Cache, content: &VolumeSnapshotContent, is_lost: b
         if !is_marked && (is_being_created || is_lost) {
             return ContentVerdict::MarkAbandoned;
         }
-        // Without this annotation, the content was kept when its VolumeSnapshot was deleted.
-        if is_marked && content.meta.has_annotation(names::SNAPSHOT_ABANDONED) && !content.meta.deleting {
+        if is_marked && !content.meta.deleting {
             return ContentVerdict::DeleteAbandoned;
         }
     }

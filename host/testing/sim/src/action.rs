@@ -16,6 +16,8 @@ pub enum UserAction {
     Remove(&'static str),
     /// Merge-patches the object at this path.
     Patch(&'static str, Value),
+    /// Merge-patches every VolumeSnapshotContent. Its name may contain a random UID.
+    PatchContents(Value),
     /// Writes the claim at the second path to `claimRef` of the volume of the claim at the first path, as a
     /// volume populator does.
     RepointVolume(&'static str, &'static str),

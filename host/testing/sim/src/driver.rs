@@ -360,8 +360,8 @@ impl ScriptedDriver {
         self.lock().snapshots.clone()
     }
 
-    /// Snapshots whose create requests have taken effect or still may, and that are not deleted: by name, or by
-    /// `node/name` if the driver is node-local.
+    /// Snapshots whose create requests have taken effect or still may, and that are not deleted: by name, or
+    /// by `node/name` if the driver is node-local.
     pub fn pending_snapshots(&self) -> BTreeSet<String> {
         self.lock().pending_snapshots.clone()
     }
@@ -544,8 +544,8 @@ impl ScriptedDriver {
         Some(StorageError::with_known_effect(ErrorKind::NotFound, "no such snapshot"))
     }
 
-    /// Creates the snapshot with this key of the array. `source` is the key of its volume; `None` for a static
-    /// volume, which the array does not have.
+    /// Creates the snapshot with this key of the array. `source` is the key of its volume; `None` for a
+    /// static volume, which the array does not have.
     fn create_snapshot(
         &self,
         key: String,

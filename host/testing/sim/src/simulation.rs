@@ -440,10 +440,10 @@ impl Simulation {
         self
     }
 
-    /// Makes the driver node-local: each node has a process with its provisioner, resizer and snapshotter, and
-    /// one more process has pv-controller, protection and snapshot-controller. These processes replace all former processes and their
-    /// roles. The process of the first node may be killed. Call [`with_topology`](Self::with_topology)
-    /// before. Without nodes, nothing changes.
+    /// Makes the driver node-local: each node has a process with its provisioner, resizer and snapshotter,
+    /// and one more process has pv-controller, protection and snapshot-controller. These processes replace
+    /// all former processes and their roles. The process of the first node may be killed. Call
+    /// [`with_topology`](Self::with_topology) before. Without nodes, nothing changes.
     #[must_use]
     pub fn with_node_local_driver(self, nodes: &[&'static str]) -> Self {
         if nodes.is_empty() {
@@ -759,6 +759,7 @@ impl Simulation {
             | UserAction::Delete(_)
             | UserAction::Remove(_)
             | UserAction::Patch(..)
+            | UserAction::PatchContents(_)
             | UserAction::RepointVolume(..)
             | UserAction::ConfirmNoVolume
             | UserAction::ConfirmCreatedVolume

@@ -417,10 +417,6 @@ fn a_content_whose_snapshot_is_lost_is_deleted_unless_it_may_be_a_copy() {
     assert_eq!(decide(&[&created, &being_created], false), ContentVerdict::MarkAbandoned);
     assert_eq!(decide(&[&created], true), ContentVerdict::MarkAbandoned);
     assert!(keeps(&[&created], false), "it may be a copy from another cluster");
-    assert!(keeps(&[&created, &marked], false), "it was retained, and its deletion policy was changed");
-    let marked = json!({"metadata": {"annotations": {
-        names::SNAPSHOT_BEING_DELETED: "yes", names::SNAPSHOT_ABANDONED: "yes",
-    }}});
     assert_eq!(decide(&[&created, &marked], false), ContentVerdict::DeleteAbandoned);
     let deleting = json!({"metadata": {"deletionTimestamp": "2026-01-01T00:00:00Z"}});
     assert!(keeps(&[&created, &marked, &deleting], true));

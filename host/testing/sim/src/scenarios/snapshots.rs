@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 use super::provisioning::REJECTED_CLAIM;
 use crate::{
     ApiFault, DriverFault, EnvironmentKind, FaultKind, SnapshotBehavior,
-    UserAction::{self, Create, Delete, Patch, Remove, Settle, Until, Wait},
+    UserAction::{self, Create, Delete, Patch, PatchContents, Remove, Settle, Until, Wait},
     WaitFor::Deleted,
     WorkKind,
     objects::{CLAIM, DRIVER, claim, class, volume, with},
@@ -45,13 +45,13 @@ pub(super) fn snapshot() -> Value {
 }
 
 /// The VolumeSnapshot `s` of the content `existing`.
-fn snapshot_of_content() -> Value {
+pub(super) fn snapshot_of_content() -> Value {
     let source = json!({"persistentVolumeClaimName": null, "volumeSnapshotContentName": "existing"});
     with(snapshot(), &json!({"spec": {"source": source, "volumeSnapshotClassName": null}}))
 }
 
 /// The content `existing` of an existing snapshot, for the VolumeSnapshot `s`.
-fn content(policy: &str) -> Value {
+pub(super) fn content(policy: &str) -> Value {
     json!({
         "apiVersion": "snapshot.storage.k8s.io/v1", "kind": "VolumeSnapshotContent",
         "metadata": {"name": "existing"},
@@ -635,6 +635,24 @@ pub(super) fn scenarios() -> Vec<Scenario> {
             ..base()
         },
         Scenario {
+            name: "retained content whose deletion policy becomes Delete: content and snapshot stay",
+            actions: after_source(
+                "Retain",
+                [
+                    Create(snapshot()),
+                    Settle,
+                    Delete(SNAPSHOT),
+                    Until(Deleted(SNAPSHOT)),
+                    PatchContents(json!({"spec": {"deletionPolicy": "Delete"}})),
+                ],
+            ),
+            snapshot_contents: &["of-gone s ready"],
+            array_snapshots: &["gone"],
+            events: CREATED,
+            calls: &[CREATE_OF_GONE],
+            ..base()
+        },
+        Scenario {
             name: "Secret of the class missing: no snapshot is created, and the VolumeSnapshot can be deleted",
             actions: after_source(
                 "Delete",
@@ -653,6 +671,7 @@ pub(super) fn scenarios() -> Vec<Scenario> {
                 ],
             ),
             events: &["of-gone Warning SnapshotCreationFailed", "s Normal CreatingSnapshot"],
+            retries_slowly: true,
             ..base()
         },
         Scenario {
