@@ -144,7 +144,7 @@ impl KubeletNode {
         fs::write(paths.directory.join("cni/10-conformance.conflist"), cni_config(&paths).to_string())?;
         let containerd = start_containerd(run, &paths).await?;
         if has_disk {
-            mount_disk(run, &paths.root).await?;
+            mount_disk("mkfs.ext4", &run.scratch().join("disk"), DISK_BYTES, &paths.root).await?;
         }
         let spec = kubelet_command(run, plane, name, &paths, has_disk)?;
         let kubelet = ManagedProcess::start(run, spec)?;
@@ -382,13 +382,16 @@ fn network_namespace(id: u32) -> Option<String> {
     Some(fs::read_link(format!("/proc/{id}/ns/net")).ok()?.to_str()?.to_owned())
 }
 
-/// Mounts an ext4 image as kubelet's root. The loop device is detached on unmount.
-async fn mount_disk(run: &SuiteRun, root: &Path) -> Result<()> {
-    let disk = run.scratch().join("disk");
-    fs::File::create(&disk)?.set_len(DISK_BYTES)?;
-    fs::create_dir_all(root)?;
-    let (disk, mounted) = (disk.display().to_string(), root.display().to_string());
-    process::run_to_completion("mkfs.ext4", &["-q", &disk]).await?;
+/// Creates a sparse file of `bytes` with a file system by the program `mkfs`, and mounts it at a directory.
+/// The loop device is detached on unmount.
+///
+/// # Errors
+/// If the file or the directory cannot be created, or a program fails.
+pub(crate) async fn mount_disk(mkfs: &str, disk: &Path, bytes: u64, directory: &Path) -> Result<()> {
+    fs::File::create(disk)?.set_len(bytes)?;
+    fs::create_dir_all(directory)?;
+    let (disk, mounted) = (disk.display().to_string(), directory.display().to_string());
+    process::run_to_completion(mkfs, &["-q", &disk]).await?;
     process::run_to_completion("mount", &["-o", "loop", &disk, &mounted]).await?;
     Ok(())
 }

@@ -313,14 +313,7 @@ impl Writer {
     /// # Errors
     /// As [`Writer::get`].
     pub async fn read<K: CachedKind>(&self, key: &K::Key) -> Result<Option<K>, ApiError> {
-        let (namespace, name) = K::key_parts(key);
-        let target = describe_target(K::RESOURCE, namespace, name);
-        let path = object_path(K::RESOURCE, namespace, name, PatchTarget::Object);
-        match self.api.read(&path, &target).await {
-            Ok(response) => Self::decode_response(&response, &target).map(Some),
-            Err(ApiError::NotFound(_)) => Ok(None),
-            Err(error) => Err(error),
-        }
+        self.read_with::<K, _>(key, Self::decode_response).await
     }
 
     /// Reads the uid and all annotations of an object from the API server; the cache keeps only those of
@@ -366,13 +359,24 @@ impl Writer {
         &self,
         key: &K::Key,
     ) -> Result<Option<T>, ApiError> {
+        let decode = |response: &str, target: &str| {
+            serde_json::from_str(response).map_err(|error| ApiError::invalid_response(target, error))
+        };
+        self.read_with::<K, _>(key, decode).await
+    }
+
+    /// Reads an object from the API server, without an effect on the cache. `decode` gets the response and
+    /// the target for error messages. Returns `None` if the object does not exist.
+    async fn read_with<K: CachedKind, T>(
+        &self,
+        key: &K::Key,
+        decode: impl FnOnce(&str, &str) -> Result<T, ApiError>,
+    ) -> Result<Option<T>, ApiError> {
         let (namespace, name) = K::key_parts(key);
         let target = describe_target(K::RESOURCE, namespace, name);
         let path = object_path(K::RESOURCE, namespace, name, PatchTarget::Object);
         match self.api.read(&path, &target).await {
-            Ok(response) => serde_json::from_str(&response)
-                .map(Some)
-                .map_err(|error| ApiError::invalid_response(&target, error)),
+            Ok(response) => decode(&response, &target).map(Some),
             Err(ApiError::NotFound(_)) => Ok(None),
             Err(error) => Err(error),
         }

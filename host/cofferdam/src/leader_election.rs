@@ -113,6 +113,14 @@ pub(crate) fn lease_namespace(
     lease_namespace_with(configuration, environment, Path::new(NAMESPACE_FILE))
 }
 
+/// Namespace of the Leases that the process acquires; `None` without leader election.
+pub(crate) fn own_lease_namespace(
+    configuration: &Configuration,
+    environment: &HashMap<String, String>,
+) -> Option<String> {
+    is_enabled(configuration, environment).then(|| lease_namespace(configuration, environment))
+}
+
 fn lease_namespace_with(
     configuration: &Configuration,
     environment: &HashMap<String, String>,

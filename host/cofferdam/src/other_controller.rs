@@ -1,7 +1,7 @@
 //! A warning at the start if another snapshot-controller works in the cluster: somebody renews its Lease.
 //!
-//! Two snapshot-controllers in one namespace exclude each other, if both elect a leader. Upstream's does not by
-//! default, and a managed cluster may run one in `kube-system`.
+//! Two snapshot-controllers in one namespace exclude each other, if both elect a leader. Upstream's does not
+//! by default, and a managed cluster may run one in `kube-system`.
 
 use std::{collections::BTreeSet, time::Duration};
 
@@ -16,10 +16,10 @@ const SYSTEM_NAMESPACE: &str = "kube-system";
 /// Longest time between the two reads of a Lease.
 const MAX_LEASE_DURATION: Duration = Duration::from_secs(60);
 
-/// Warns, in the background, about each Lease of a snapshot-controller that is being renewed in `namespace` or
-/// `kube-system`, if this process has the role. `own_leases` is the namespace of the Lease that this process
-/// acquires itself; `None` without leader election. There is no warning about a Lease that the account may not
-/// read.
+/// Warns, in the background, about each Lease of a snapshot-controller that is being renewed in `namespace`
+/// or `kube-system`, if this process has the role. `own_leases` is the namespace of the Lease that this
+/// process acquires itself; `None` without leader election. There is no warning about a Lease that the
+/// account may not read.
 pub(crate) fn warn_if_lease_is_renewed(
     configuration: &Configuration,
     client: &kube::Client,
@@ -54,8 +54,8 @@ fn observed_namespaces<'a>(namespace: &'a str, own_leases: Option<&str>) -> BTre
     [namespace, SYSTEM_NAMESPACE].into_iter().filter(|namespace| Some(*namespace) != own_leases).collect()
 }
 
-/// The holder of a Lease that is renewed within its duration. `None` if there is no such Lease, or if the account
-/// may not read it.
+/// The holder of a Lease that is renewed within its duration. `None` if there is no such Lease, or if the
+/// account may not read it.
 ///
 /// # Errors
 /// A request failed.

@@ -177,14 +177,9 @@ impl LocalNode {
         if segments.contains_key(names::NODE_TOPOLOGY_KEY) {
             return Ok(());
         }
-        let labels: Vec<String> = segments.iter().map(|(key, value)| format!("{key}={value}")).collect();
-        let scope = Scope { label_selector: Some(labels.join(",")), ..Scope::default() };
-        let nodes = writer.read_scope::<Node>(&scope).await?;
-        let mut candidates = nodes.into_iter().filter_map(|node| match node {
-            Ok(node) => matches_affinity(volume, &node).then_some(node.name),
-            Err(undecodable) => Some(undecodable.key),
-        });
-        match candidates.find(|name| *name != self.node) {
+        let labels = segments.iter().map(|(key, value)| (key.as_str(), value.as_str()));
+        let candidates = candidate_nodes(volume, label_selector(labels), writer).await?;
+        match candidates.into_iter().find(|name| *name != self.node) {
             None => Ok(()),
             Some(other) => {
                 Err(OnlyNodeError::Other { volume: volume.name.clone(), node: self.node.clone(), other })
@@ -193,8 +188,32 @@ impl LocalNode {
     }
 }
 
+/// A selector of the objects with these labels.
+pub(crate) fn label_selector<'a>(labels: impl IntoIterator<Item = (&'a str, &'a str)>) -> String {
+    labels.into_iter().map(|(key, value)| format!("{key}={value}")).collect::<Vec<_>>().join(",")
+}
+
+/// Reads the selected Nodes from the API server, and returns the names of those that may have the volume. A
+/// Node that cannot be decoded may have it.
+///
+/// # Errors
+/// The Nodes cannot be read.
+pub(crate) async fn candidate_nodes(
+    volume: &Volume,
+    selector: String,
+    writer: &Writer,
+) -> Result<Vec<NodeName>, ApiError> {
+    let scope = Scope { label_selector: Some(selector), ..Scope::default() };
+    let nodes = writer.read_scope::<Node>(&scope).await?;
+    let candidates = nodes.into_iter().filter_map(|node| match node {
+        Ok(node) => matches_affinity(volume, &node).then_some(node.name),
+        Err(undecodable) => Some(undecodable.key),
+    });
+    Ok(candidates.collect())
+}
+
 /// Returns true if a node may have the volume, by the terms of the volume's node affinity.
-pub(crate) fn matches_affinity(volume: &Volume, node: &Node) -> bool {
+fn matches_affinity(volume: &Volume, node: &Node) -> bool {
     let matches = |key: &str, value: &str| match key {
         names::NODE_TOPOLOGY_KEY => value == node.name.as_str(),
         _ => node.labels.get(key).is_some_and(|label| **label == *value),

@@ -1,5 +1,5 @@
-//! Cofferdam's snapshot roles in a cluster with many VolumeSnapshots: memory of the idle process, and the time
-//! until one new snapshot is ready.
+//! Cofferdam's snapshot roles in a cluster with many VolumeSnapshots: memory of the idle process, and the
+//! time until one new snapshot is ready.
 
 use std::time::Instant;
 
@@ -25,8 +25,8 @@ use crate::{
 /// Number of new snapshots, one after the other.
 const NEW: usize = 20;
 
-/// Creates VolumeSnapshots in their final state, as those of earlier controllers: `existing` of them. Measures
-/// Cofferdam's roles before and after.
+/// Creates VolumeSnapshots in their final state, as those of earlier controllers: `existing` of them.
+/// Measures Cofferdam's roles before and after.
 ///
 /// # Errors
 /// If a process does not run, the API server rejects an object, or a new snapshot is not ready in time.
@@ -34,7 +34,7 @@ pub(super) async fn measure(run: &SuiteRun, existing: usize) -> Result<ExistingS
     let plane = start_control_plane(run).await?;
     let client = plane.client().clone();
     snapshot_crds::install(&client).await?;
-    let driver = CsiDriverProcess::start(run, DRIVER, &["--attach=false"]).await?;
+    let mut driver = CsiDriverProcess::start(run, DRIVER, &["--attach=false"]).await?;
     let account = Account::new(run, &plane, &["provisioner", "pv-controller"]).await?;
     let mut provisioning = cofferdam::start_with_csi_driver(run, &account, driver.socket()).await?;
     ClaimLoad::new(&client, NAMESPACE, Some(DRIVER)).await?.bind_all(NEW).await?;
@@ -55,7 +55,6 @@ pub(super) async fn measure(run: &SuiteRun, existing: usize) -> Result<ExistingS
     seconds.sort_unstable();
     let at = |index: usize| seconds.get(index).copied().unwrap_or_default().as_secs_f64();
     process.stop().await?;
-    let mut driver = driver;
     driver.process.stop().await?;
     drop((load, client));
     plane.stop().await?;

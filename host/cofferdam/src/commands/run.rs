@@ -143,13 +143,11 @@ async fn run_roles(
             capacity_check = Some(check);
         }
         report_missing_rights(configuration, environment, cluster, &drivers).await;
-        let elects = leader_election::is_enabled(configuration, environment);
-        let own_leases = elects.then(|| leader_election::lease_namespace(configuration, environment));
         other_controller::warn_if_lease_is_renewed(
             configuration,
             &cluster.client,
             &cluster.namespace,
-            own_leases.as_deref(),
+            leader_election::own_lease_namespace(configuration, environment).as_deref(),
         );
     }
     let servers = csi_server::listen(configuration, &drivers, &metrics).await?;
@@ -263,8 +261,7 @@ async fn report_missing_rights(
     cluster: &ClusterConnection,
     drivers: &[LoadedDriver],
 ) {
-    let lease_namespace = leader_election::is_enabled(configuration, environment)
-        .then(|| leader_election::lease_namespace(configuration, environment));
+    let lease_namespace = leader_election::own_lease_namespace(configuration, environment);
     let backends: Vec<_> = drivers.iter().map(LoadedDriver::backend).collect();
     let settings = controller_settings(configuration, cluster.namespace.clone());
     let placement = settings.placement(&backends);

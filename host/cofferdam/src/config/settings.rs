@@ -325,8 +325,8 @@ settings! {
         prevent_volume_mode_conversion: bool = Bool, Value("true");
     }
     SNAPSHOT_CONTROLLER => {
-        /// Label new VolumeSnapshotContents with the node that matches the node affinity of the source volume,
-        /// for node-local drivers whose topology key is not topology.cofferdam.dev/node
+        /// Label new VolumeSnapshotContents with the node that matches the node affinity of the source
+        /// volume, for node-local drivers whose topology key is not topology.cofferdam.dev/node
         enable_distributed_snapshotting: bool = Bool, Value("false");
     }
     NODE_DEPLOYMENT => {

@@ -636,9 +636,9 @@ fn find_source(
                 let message = failed(format!("its snapshot is not on the selected node {node}"));
                 return Err(Box::new(ProvisionVerdict::LeaveNode { node, message }));
             }
-            // The account of a node has no permission to write the finalizer. It needs none: snapshot-controller
-            // keeps a VolumeSnapshot that a claim without a volume names, and the snapshotter of the node a
-            // snapshot that an intent names.
+            // The account of a node has no permission to write the finalizer. It needs none:
+            // snapshot-controller keeps a VolumeSnapshot that a claim without a volume names, and the
+            // snapshotter of the node a snapshot that an intent names.
             Ok(Some(FoundSource { unprotected: None, ..found }))
         }
     }

@@ -3,10 +3,10 @@
 
 use std::collections::BTreeSet;
 
-use cofferdam_cluster::{ApiError, Writer, reflector::Scope};
-use cofferdam_domain::{Node, NodeName, Volume, names};
+use cofferdam_cluster::{ApiError, Writer};
+use cofferdam_domain::{NodeName, Volume, names};
 
-use crate::node_local::matches_affinity;
+use crate::node_local::{candidate_nodes, label_selector};
 
 /// The node that every term of the volume's node affinity names with the key `topology.cofferdam.dev/node`.
 /// `None` if there is none.
@@ -19,17 +19,14 @@ fn named_node(volume: &Volume) -> Option<NodeName> {
 /// The label selectors of the Nodes that may match the volume's node affinity, one for each term. A term of
 /// which no label is known selects nothing: it would select every Node.
 fn node_selectors(volume: &Volume) -> Vec<String> {
-    let selector = |labels: Vec<String>| (!labels.is_empty()).then(|| labels.join(","));
-    let terms = volume.node_affinity_terms.iter();
-    terms
-        .filter_map(|term| selector(term.iter().map(|(key, value)| format!("{key}={value}")).collect()))
-        .collect()
+    let terms = volume.node_affinity_terms.iter().filter(|term| !term.is_empty());
+    terms.map(|term| label_selector(term.iter())).collect()
 }
 
 /// Returns the node for the label of a new content: the one that the volume's node affinity names, else, if
-/// `distributed`, the only Node that matches the node affinity. `None` if there is no such node, or if several
-/// Nodes match: a node without the volume must not take the snapshot, and for a driver that is not node-local
-/// the label has no meaning. Upstream's `getManagedByNode` takes one of several Nodes.
+/// `distributed`, the only Node that matches the node affinity. `None` if there is no such node, or if
+/// several Nodes match: a node without the volume must not take the snapshot, and for a driver that is not
+/// node-local the label has no meaning. Upstream's `getManagedByNode` takes one of several Nodes.
 ///
 /// # Errors
 /// The Nodes cannot be read.
@@ -44,13 +41,7 @@ pub(super) async fn managing_node(
     }
     let mut matching = BTreeSet::new();
     for selector in node_selectors(volume) {
-        let scope = Scope { label_selector: Some(selector), ..Scope::default() };
-        let nodes = writer.read_scope::<Node>(&scope).await?;
-        let names = nodes.into_iter().filter_map(|node| match node {
-            Ok(node) => matches_affinity(volume, &node).then_some(node.name),
-            Err(undecodable) => Some(undecodable.key),
-        });
-        matching.extend(names);
+        matching.extend(candidate_nodes(volume, selector, writer).await?);
     }
     Ok(matching.pop_first().filter(|_| matching.is_empty()))
 }

@@ -174,6 +174,8 @@ impl Snapshotter {
         let Some(driver) = self.context.drivers.get(driver_name) else { return Action::Done };
         // The driver has returned a snapshot in this run.
         let mut is_answered = false;
+        // The Secret of the creation, if this run has read it.
+        let mut secrets = None;
         // A write of this run has shown that the cached content is current.
         let mut is_current = false;
         for _ in 0..MAX_EFFECTS {
@@ -201,8 +203,9 @@ impl Snapshotter {
                 }
                 SnapshotterVerdict::MarkCreating(request) => {
                     // Without the Secret there is no call, and a record would delay the deletion.
-                    if let Err(error) = self.read_secret(rules::secret_of(&content)).await {
-                        return self.fail(&content, error.to_string(), None).await;
+                    match self.create_secrets(&content).await {
+                        Ok(read) => secrets = Some(read),
+                        Err(action) => return action,
                     }
                     is_current = true;
                     self.mark_creating(&content, &request).await
@@ -216,7 +219,7 @@ impl Snapshotter {
                         return action;
                     }
                     is_answered = true;
-                    self.create(driver, &content, &request).await
+                    self.create(driver, &content, &request, secrets.take()).await
                 }
                 SnapshotterVerdict::RecordHandle(handle) => {
                     let text = format!("writes the handle to the status of VolumeSnapshotContent {name}");
@@ -352,6 +355,17 @@ impl Snapshotter {
         }
     }
 
+    /// Reads the Secret of CreateSnapshot.
+    ///
+    /// # Errors
+    /// The action that the reconcile returns.
+    async fn create_secrets(&self, content: &VolumeSnapshotContent) -> Result<Secrets, Action> {
+        match self.read_secret(rules::secret_of(content)).await {
+            Ok(secrets) => Ok(secrets),
+            Err(error) => Err(self.fail(content, error.to_string(), None).await),
+        }
+    }
+
     /// Calls CreateSnapshot, writes its result to the status, and removes the annotation after a final
     /// result.
     ///
@@ -362,10 +376,11 @@ impl Snapshotter {
         driver: &ManagedDriver,
         content: &VolumeSnapshotContent,
         request: &CreateSnapshot,
+        secrets: Option<Secrets>,
     ) -> Result<(), Action> {
-        let secrets = match self.read_secret(rules::secret_of(content)).await {
-            Ok(secrets) => secrets,
-            Err(error) => return Err(self.fail(content, error.to_string(), None).await),
+        let secrets = match secrets {
+            Some(secrets) => secrets,
+            None => self.create_secrets(content).await?,
         };
         let call = self.context.calls.call(&self.context.term, secrets);
         let started = Instant::now();

@@ -228,6 +228,7 @@ impl SimulationFixture {
             | UserAction::Delete(_)
             | UserAction::Remove(_)
             | UserAction::Patch(..)
+            | UserAction::PatchContents(_)
             | UserAction::RepointVolume(..)
             | UserAction::ConfirmNoVolume
             | UserAction::ConfirmCreatedVolume
@@ -261,12 +262,17 @@ impl SimulationFixture {
             UserAction::Remove(path) => {
                 let patch = json!({"metadata": {"finalizers": null}});
                 let merge = "application/merge-patch+json";
-                // At once: a process must not add the finalizers again in between.
-                let (patched, deleted) = tokio::join!(
-                    send_request(&self.user_api, Method::PATCH, path, merge, &patch),
-                    send_request(&self.user_api, Method::DELETE, path, json, &Value::Null)
-                );
-                patched.and(deleted).map(drop)
+                let patched = send_request(&self.user_api, Method::PATCH, path, merge, &patch);
+                let deleted = send_request(&self.user_api, Method::DELETE, path, json, &Value::Null);
+                if self.is_real_time() {
+                    // The order of concurrent requests is not known. A process that adds the finalizers again
+                    // in between sees an ordinary deletion.
+                    patched.await.and(deleted.await).map(drop)
+                } else {
+                    // At once: a process must not add the finalizers again in between.
+                    let (patched, deleted) = tokio::join!(patched, deleted);
+                    patched.and(deleted).map(drop)
+                }
             }
             UserAction::Patch(path, patch) => {
                 let merge = "application/merge-patch+json";
@@ -276,6 +282,7 @@ impl SimulationFixture {
                 }
                 send_request(&self.user_api, Method::PATCH, path, merge, &patch).await.map(drop)
             }
+            UserAction::PatchContents(patch) => self.patch_contents(patch).await,
             UserAction::RepointVolume(from, to) => self.repoint_volume(from, to).await,
             UserAction::Backup => self.cluster.backup().await,
             UserAction::Restore => self.cluster.restore().await,
@@ -293,6 +300,15 @@ impl SimulationFixture {
         if let Err(error) = result {
             self.report_violation(format!("a user could not {action:?}: {error}"));
         }
+    }
+
+    /// See [`UserAction::PatchContents`].
+    async fn patch_contents(&self, patch: &Value) -> Result<(), BoxError> {
+        for content in self.list(VOLUME_SNAPSHOT_CONTENTS_PATH).await {
+            let path = format!("{VOLUME_SNAPSHOT_CONTENTS_PATH}/{}", text(&content, "/metadata/name"));
+            send_request(&self.user_api, Method::PATCH, &path, "application/merge-patch+json", patch).await?;
+        }
+        Ok(())
     }
 
     /// See [`UserAction::RepointVolume`].

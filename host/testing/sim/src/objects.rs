@@ -28,6 +28,11 @@ pub fn claim(name: &str, class: &str) -> Value {
     })
 }
 
+/// A change of a claim: the scheduler has selected this node for it.
+pub(crate) fn selected_node(node: &str) -> Value {
+    json!({"metadata": {"annotations": {"volume.kubernetes.io/selected-node": node}}})
+}
+
 /// A static PersistentVolume of the scenarios' driver.
 pub fn volume(name: &str, class: &str, size: &str) -> Value {
     json!({

@@ -1,11 +1,7 @@
 //! The fixture of the suite `pods`: a cluster with Cofferdam's roles and a real node. Helpers for claims and
 //! pods, which the suite `node-shutdown` also uses.
 
-use std::{
-    fs,
-    path::{Path, PathBuf},
-    time::Duration,
-};
+use std::{path::PathBuf, time::Duration};
 
 use anyhow::{Context as _, Result, bail, ensure};
 use k8s_openapi::{
@@ -28,7 +24,7 @@ use crate::{
     backend::{BackendFixture, NodeRoles},
     control_plane::{ControlPlane, ControlPlaneOptions, UNREPLACED_CONTROLLERS},
     image,
-    node::KubeletNode,
+    node::{KubeletNode, mount_disk},
     process::{self, ManagedProcess},
     run::SuiteRun,
     snapshot_crds,
@@ -92,7 +88,9 @@ impl<'a> PodFixture<'a> {
         let plane = ControlPlane::start(run, options).await?;
         let node = KubeletNode::start_on_disk(run, &plane, NODE).await?;
         snapshot_crds::install(plane.client()).await?;
-        mount_pool(run, &pool_directory(run)).await?;
+        // Files of XFS share blocks, so the pool copies an image of a mounted volume at one moment.
+        let disk = run.scratch().join("pool-disk");
+        mount_disk("mkfs.xfs", &disk, POOL_BYTES, &pool_directory(run)).await?;
         let (memory, pool) = (BackendFixture::memory(run, NODE)?, BackendFixture::pool(run, NODE)?);
         let central = [CLUSTER_ROLES.as_slice(), &["snapshot-controller"]].concat();
         let account = Account::with_name(run, &plane, "central", &central, &[]).await?;
@@ -171,20 +169,8 @@ impl<'a> PodFixture<'a> {
     }
 }
 
-/// Size of the disk of [`mount_pool`]. The image file is sparse.
+/// Size of the disk of the pool. The file is sparse.
 const POOL_BYTES: u64 = 16 << 30;
-
-/// Mounts an XFS image at the directory of the pool: its files share blocks, so the pool copies an image of a
-/// mounted volume at one moment. The loop device is detached on unmount.
-async fn mount_pool(run: &SuiteRun, directory: &Path) -> Result<()> {
-    let disk = run.scratch().join("pool-disk");
-    fs::File::create(&disk)?.set_len(POOL_BYTES)?;
-    fs::create_dir_all(directory)?;
-    let (disk, mounted) = (disk.display().to_string(), directory.display().to_string());
-    process::run_to_completion("mkfs.xfs", &["-q", &disk]).await?;
-    process::run_to_completion("mount", &["-o", "loop", &disk, &mounted]).await?;
-    Ok(())
-}
 
 /// The directory with the volumes of the driver `pool`.
 pub(super) fn pool_directory(run: &SuiteRun) -> PathBuf {

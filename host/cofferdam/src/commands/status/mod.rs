@@ -108,8 +108,8 @@ pub(crate) async fn run(
 const USERS_OF_DRIVERS: [&str; 4] =
     ["persistentvolumes", "volumeattachments", "volumesnapshotcontents", "configmaps"];
 
-/// Checks that nothing needs a driver: no PersistentVolume, no VolumeAttachment, no VolumeSnapshotContent, and
-/// no intent of its journal.
+/// Checks that nothing needs a driver: no PersistentVolume, no VolumeAttachment, no VolumeSnapshotContent,
+/// and no intent of its journal.
 fn ensure_unused(status: &summary::ClusterStatus, driver: &str) -> Result<String, StatusError> {
     let is_known = status.drivers.iter().any(|status| status.driver.as_deref() == Some(driver));
     // Without the right to list CSIDrivers, a driver that nothing uses is not known.

@@ -8,7 +8,7 @@ use crate::{
     DriverFault, TopologyBehavior,
     UserAction::{self, Create, Delete, Patch, Settle, Until},
     WaitFor::{CallsCompleted, Deleted, Event},
-    objects::{CLAIM, claim, class, volume, with},
+    objects::{CLAIM, claim, class, selected_node, volume, with},
     scenario::Scenario,
 };
 
@@ -43,10 +43,6 @@ fn after_static_source(actions: impl IntoIterator<Item = UserAction>) -> Vec<Use
         Settle,
     ];
     setup.into_iter().chain(actions).collect()
-}
-
-fn selected_node(node: &str) -> Value {
-    json!({"metadata": {"annotations": {"volume.kubernetes.io/selected-node": node}}})
 }
 
 const BOTH_BOUND: &[&str] = &["a Bound of-a", "source Bound of-source"];

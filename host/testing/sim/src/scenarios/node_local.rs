@@ -13,14 +13,14 @@ use crate::{
     scenario::{Scenario, in_real_time},
 };
 
-const NODE_TOPOLOGY_KEY: &str = "topology.cofferdam.dev/node";
+pub(super) const NODE_TOPOLOGY_KEY: &str = "topology.cofferdam.dev/node";
 /// A topology key whose value is a Node label.
-const HOST_KEY: &str = "disk.example/host";
+pub(super) const HOST_KEY: &str = "disk.example/host";
 /// API path of the Node `n1`.
 const NODE: &str = "/api/v1/nodes/n1";
-const NODES: &[&str] = &["n1", "n2"];
+pub(super) const NODES: &[&str] = &["n1", "n2"];
 
-fn wait_for_first_consumer_class() -> Value {
+pub(super) fn wait_for_first_consumer_class() -> Value {
     with(class("gold"), &json!({"volumeBindingMode": "WaitForFirstConsumer"}))
 }
 
@@ -30,7 +30,7 @@ fn with_allowed_topologies(class: Value, node: &str) -> Value {
 }
 
 /// A CSINode with the driver and its topology key.
-fn csi_node_with_key(name: &str) -> UserAction {
+pub(super) fn csi_node_with_key(name: &str) -> UserAction {
     let mut object = csi_node(name, name);
     if let Some(keys) = object.pointer_mut("/spec/drivers/0/topologyKeys") {
         *keys = json!([HOST_KEY]);
@@ -78,7 +78,7 @@ fn released_volume_of(name: &str, key: &str, values: &[&str]) -> [UserAction; 2]
 }
 
 /// A node affinity to these values of a topology key; none without values.
-fn node_affinity(key: &str, values: &[&str]) -> Value {
+pub(super) fn node_affinity(key: &str, values: &[&str]) -> Value {
     let expressions = json!([{"key": key, "operator": "In", "values": values}]);
     let affinity = json!({"required": {"nodeSelectorTerms": [{"matchExpressions": expressions}]}});
     json!({"spec": {"nodeAffinity": if values.is_empty() { Value::Null } else { affinity }}})

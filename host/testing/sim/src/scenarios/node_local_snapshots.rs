@@ -3,29 +3,25 @@
 
 use serde_json::{Value, json};
 
-use super::snapshots::{SNAPSHOT, SOURCE, restored, snapshot, snapshot_class};
+use super::{
+    node_local::{
+        HOST_KEY, NODE_TOPOLOGY_KEY, NODES, csi_node_with_key, node_affinity, wait_for_first_consumer_class,
+    },
+    snapshots::{SNAPSHOT, SOURCE, content, restored, snapshot, snapshot_class, snapshot_of_content},
+};
 use crate::{
     DriverFault, TopologyBehavior,
     UserAction::{self, Create, Delete, Patch, Settle, Until},
     WaitFor::{CallsCompleted, Deleted, Event},
-    objects::{CLAIM, DRIVER, claim, class, csi_node, node, volume, with},
+    objects::{CLAIM, claim, class, node, selected_node, volume, with},
     scenario::Scenario,
 };
-
-const NODE_TOPOLOGY_KEY: &str = "topology.cofferdam.dev/node";
-/// A topology key whose value is a Node label.
-const HOST_KEY: &str = "disk.example/host";
-const NODES: &[&str] = &["n1", "n2"];
-
-fn selected_node(node: &str) -> Value {
-    json!({"metadata": {"annotations": {"volume.kubernetes.io/selected-node": node}}})
-}
 
 /// Creates the classes, the claim `source` with a volume on the node `n1`, and its VolumeSnapshot `s`; then
 /// performs these actions.
 fn after_snapshot(actions: impl IntoIterator<Item = UserAction>) -> Vec<UserAction> {
     let setup = [
-        Create(with(class("gold"), &json!({"volumeBindingMode": "WaitForFirstConsumer"}))),
+        Create(wait_for_first_consumer_class()),
         Create(snapshot_class("Delete")),
         Create(with(claim("source", "gold"), &selected_node("n1"))),
         Settle,
@@ -35,39 +31,15 @@ fn after_snapshot(actions: impl IntoIterator<Item = UserAction>) -> Vec<UserActi
     setup.into_iter().chain(actions).collect()
 }
 
-/// A node affinity of a PersistentVolume to the node `n1`.
-fn affinity_to_n1() -> Value {
-    let expressions = json!([{"key": NODE_TOPOLOGY_KEY, "operator": "In", "values": ["n1"]}]);
-    json!({"spec": {"nodeAffinity": {"required": {"nodeSelectorTerms": [{"matchExpressions": expressions}]}}}})
-}
-
 /// The claim `a` from the VolumeSnapshot `s`, with a selected node.
 fn restored_on(node: &str) -> Value {
     with(restored(), &selected_node(node))
 }
 
-/// A CSINode with the driver and its topology key.
-fn csi_node_with_key(name: &str) -> UserAction {
-    let mut object = csi_node(name, name);
-    if let Some(keys) = object.pointer_mut("/spec/drivers/0/topologyKeys") {
-        *keys = json!([HOST_KEY]);
-    }
-    Create(object)
-}
-
 /// A content of an existing snapshot for the VolumeSnapshot `s`, with these labels, and the VolumeSnapshot.
 fn existing_content(labels: &Value) -> [UserAction; 2] {
-    let content = json!({
-        "apiVersion": "snapshot.storage.k8s.io/v1", "kind": "VolumeSnapshotContent",
-        "metadata": {"name": "existing", "labels": labels},
-        "spec": {
-            "deletionPolicy": "Retain", "driver": DRIVER, "source": {"snapshotHandle": "static-snapshot"},
-            "volumeSnapshotRef": {"namespace": "default", "name": "s"},
-        },
-    });
-    let source = json!({"persistentVolumeClaimName": null, "volumeSnapshotContentName": "existing"});
-    let snapshot = with(snapshot(), &json!({"spec": {"source": source, "volumeSnapshotClassName": null}}));
-    [Create(content), Create(snapshot)]
+    let content = with(content("Retain"), &json!({"metadata": {"labels": labels}}));
+    [Create(content), Create(snapshot_of_content())]
 }
 
 const CREATE_SOURCE: &str = "create source topology.cofferdam.dev/node=n1";
@@ -176,9 +148,9 @@ pub(super) fn scenarios() -> Vec<Scenario> {
             name: "claim of a node-local restore and its VolumeSnapshot deleted while the CreateVolume result is \
                    unknown: the snapshot is deleted after the volume",
             actions: vec![
-                Create(with(class("gold"), &json!({"volumeBindingMode": "WaitForFirstConsumer"}))),
+                Create(wait_for_first_consumer_class()),
                 Create(snapshot_class("Delete")),
-                Create(with(volume("v", "gold", "1Gi"), &affinity_to_n1())),
+                Create(with(volume("v", "gold", "1Gi"), &node_affinity(NODE_TOPOLOGY_KEY, &["n1"]))),
                 Settle,
                 Create(with(claim("source", "gold"), &json!({"spec": {"volumeName": "v"}}))),
                 Settle,

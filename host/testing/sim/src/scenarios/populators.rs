@@ -1,14 +1,16 @@
-//! Scenarios of volume populators: a claim whose source is of a kind that the provisioner does not know gets its
-//! volume from a populator. The populator follows the protocol of Kubernetes' lib-volume-populator: it creates a
-//! second claim, `prime`, without a source, fills its volume, and then rewrites the volume's `claimRef`.
+//! Scenarios of volume populators: a claim whose source is of a kind that the provisioner does not know gets
+//! its volume from a populator. The populator follows the protocol of Kubernetes' lib-volume-populator: it
+//! creates a second claim, `prime`, without a source, fills its volume, and then rewrites the volume's
+//! `claimRef`.
 
 use serde_json::{Value, json};
 
+use super::node_local::wait_for_first_consumer_class;
 use crate::{
     DriverFault,
     UserAction::{self, Create, Delete, Patch, RepointVolume, Settle, Until},
     WaitFor::Deleted,
-    objects::{CLAIM, claim, class, with},
+    objects::{CLAIM, claim, class, selected_node, with},
     scenario::Scenario,
 };
 
@@ -22,12 +24,8 @@ fn populated() -> Value {
     with(claim("a", "gold"), &json!({"spec": {"dataSourceRef": source}}))
 }
 
-fn selected_node(node: &str) -> Value {
-    json!({"metadata": {"annotations": {"volume.kubernetes.io/selected-node": node}}})
-}
-
-/// Creates the class and the claim `a`, whose populator then creates `prime`; waits until its volume is bound,
-/// then performs these actions.
+/// Creates the class and the claim `a`, whose populator then creates `prime`; waits until its volume is
+/// bound, then performs these actions.
 fn after_prime(actions: impl IntoIterator<Item = UserAction>) -> Vec<UserAction> {
     let setup = [
         Create(class("gold")),
@@ -76,7 +74,7 @@ pub(super) fn scenarios() -> Vec<Scenario> {
         Scenario {
             name: "source of an unknown kind, binding to the first consumer: prime has the node of the claim",
             actions: [
-                Create(with(class("gold"), &json!({"volumeBindingMode": "WaitForFirstConsumer"}))),
+                Create(wait_for_first_consumer_class()),
                 Create(populated()),
                 Settle,
                 Patch(CLAIM, selected_node("n1")),
