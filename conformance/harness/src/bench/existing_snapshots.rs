@@ -12,7 +12,7 @@ use serde_json::json;
 
 use super::{
     configurations::{DRIVER, start_control_plane},
-    load::{ClaimLoad, for_each_user, send},
+    load::{ClaimLoad, LoadTiming, for_each_user, send},
     measure::{UsageReading, resident_bytes},
     results::ExistingSnapshots,
     snapshots::{GROUP_PATH, NAMESPACE, SnapshotLoad},
@@ -46,14 +46,12 @@ pub(super) async fn measure(run: &SuiteRun, existing: usize) -> Result<ExistingS
     process.stop().await?;
     for_each_user(existing, async |number| create_ready(&client, number).await).await?;
     let (mut process, bytes) = start_idle(run, &plane, &account, &driver).await?;
-    let mut seconds = Vec::new();
+    let started = Instant::now();
+    let mut latencies = Vec::new();
     for number in 0..NEW {
-        let created = Instant::now();
-        load.take_numbers("new", number..number + 1).await?;
-        seconds.push(created.elapsed());
+        latencies.extend(load.take_numbers("new", number..number + 1).await?.latencies);
     }
-    seconds.sort_unstable();
-    let at = |index: usize| seconds.get(index).copied().unwrap_or_default().as_secs_f64();
+    let timing = LoadTiming::new(started.elapsed(), latencies);
     process.stop().await?;
     driver.process.stop().await?;
     drop((load, client));
@@ -62,8 +60,8 @@ pub(super) async fn measure(run: &SuiteRun, existing: usize) -> Result<ExistingS
         existing,
         empty_bytes,
         bytes,
-        median_seconds: at(NEW / 2),
-        max_seconds: at(NEW - 1),
+        median_seconds: timing.quantile(50).as_secs_f64(),
+        max_seconds: timing.quantile(100).as_secs_f64(),
     })
 }
 
