@@ -1,5 +1,7 @@
 //! VolumeSnapshot, VolumeSnapshotContent and VolumeSnapshotClass.
 
+use std::sync::Arc;
+
 use crate::{
     ids::{
         DriverName, ObjectMeta, SnapshotHandle, Uid, VolumeHandle, VolumeSnapshotClassName,
@@ -34,7 +36,7 @@ impl DeletionPolicy {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum VolumeSnapshotSource {
     /// A snapshot of the volume of this claim, in the namespace of the VolumeSnapshot.
-    Claim(Box<str>),
+    Claim(Arc<str>),
     /// The existing snapshot of this VolumeSnapshotContent.
     Content(VolumeSnapshotContentName),
     /// This number of sources, which is not 1.
@@ -75,8 +77,8 @@ pub struct VolumeSnapshotStatus {
     pub restore_size: Option<Quantity>,
     /// `error`
     pub error: Option<Box<SnapshotError>>,
-    /// `volumeGroupSnapshotName`
-    pub group: Option<Box<str>>,
+    /// True if `volumeGroupSnapshotName` is set.
+    pub in_group: bool,
 }
 
 /// A VolumeSnapshot.
@@ -107,7 +109,7 @@ impl VolumeSnapshot {
 
     /// Returns `true` for a member of a VolumeGroupSnapshot.
     pub fn is_group_member(&self) -> bool {
-        self.status.as_ref().is_some_and(|status| status.group.is_some())
+        self.status.as_ref().is_some_and(|status| status.in_group)
             || self.meta.finalizer_index(names::SNAPSHOT_GROUP_PROTECTION).is_some()
     }
 }
@@ -134,8 +136,8 @@ pub struct SnapshotContentStatus {
     pub restore_size: Option<i64>,
     /// `error`
     pub error: Option<Box<SnapshotError>>,
-    /// `volumeGroupSnapshotHandle`
-    pub group: Option<Box<str>>,
+    /// True if `volumeGroupSnapshotHandle` is set.
+    pub in_group: bool,
 }
 
 /// A VolumeSnapshotContent.
@@ -189,7 +191,7 @@ impl VolumeSnapshotContent {
 
     /// Returns `true` for a member of a VolumeGroupSnapshot.
     pub fn is_group_member(&self) -> bool {
-        self.status.as_ref().is_some_and(|status| status.group.is_some())
+        self.status.as_ref().is_some_and(|status| status.in_group)
             || self.meta.has_annotation(names::SNAPSHOT_GROUP_HANDLE)
     }
 

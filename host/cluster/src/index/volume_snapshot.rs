@@ -1,10 +1,10 @@
 //! Indexes of VolumeSnapshots and VolumeSnapshotContents.
 
-use std::collections::{BTreeSet, HashMap};
+use std::{collections::HashMap, sync::Arc};
 
 use cofferdam_domain::{
-    ClaimKey, DriverName, SnapshotHandle, Uid, VolumeSnapshot, VolumeSnapshotContent,
-    VolumeSnapshotContentName, VolumeSnapshotKey, volume_snapshot::VolumeSnapshotSource,
+    ClaimKey, DriverName, SnapshotHandle, VolumeSnapshot, VolumeSnapshotContent, VolumeSnapshotContentName,
+    VolumeSnapshotKey, volume_snapshot::VolumeSnapshotSource,
 };
 
 use super::{
@@ -21,11 +21,10 @@ impl Indexed for VolumeSnapshotContent {
     type Index = VolumeSnapshotContentIndex;
 }
 
-/// VolumeSnapshots by uid, and by source claim if they have one.
+/// VolumeSnapshots by source claim, if they have one.
 #[derive(Debug, Default)]
 pub struct VolumeSnapshotIndex {
-    pub(crate) by_uid: HashMap<Uid, VolumeSnapshotKey>,
-    pub(crate) by_claim: HashMap<ClaimKey, BTreeSet<VolumeSnapshotKey>>,
+    pub(crate) by_claim: HashMap<ClaimKey, SmallSet<VolumeSnapshotKey>>,
 }
 
 /// VolumeSnapshotContents by driver and handle.
@@ -36,7 +35,9 @@ pub struct VolumeSnapshotContentIndex {
 
 fn source_claim(snapshot: &VolumeSnapshot) -> Option<ClaimKey> {
     match &snapshot.source {
-        VolumeSnapshotSource::Claim(name) => Some(ClaimKey::new(&*snapshot.key.namespace, &**name)),
+        VolumeSnapshotSource::Claim(name) => {
+            Some(ClaimKey::new(Arc::clone(&snapshot.key.namespace), Arc::clone(name)))
+        }
         VolumeSnapshotSource::Content(_) | VolumeSnapshotSource::Invalid(_) => None,
     }
 }
@@ -47,16 +48,12 @@ fn handle_of(content: &VolumeSnapshotContent) -> Option<(DriverName, SnapshotHan
 
 impl Index<VolumeSnapshot> for VolumeSnapshotIndex {
     fn insert(&mut self, snapshot: &VolumeSnapshot) {
-        self.by_uid.insert(snapshot.meta.uid.clone(), snapshot.key.clone());
         if let Some(claim) = source_claim(snapshot) {
             self.by_claim.entry(claim).or_default().insert_member(snapshot.key.clone());
         }
     }
 
     fn remove(&mut self, snapshot: &VolumeSnapshot) {
-        if self.by_uid.get(&snapshot.meta.uid) == Some(&snapshot.key) {
-            self.by_uid.remove(&snapshot.meta.uid);
-        }
         if let Some(claim) = source_claim(snapshot) {
             remove_member(&mut self.by_claim, &claim, &snapshot.key);
         }

@@ -76,7 +76,7 @@ impl Kind for VolumeSnapshot {
         #[derive(Deserialize)]
         #[serde(rename_all = "camelCase")]
         struct Source {
-            persistent_volume_claim_name: Option<Box<str>>,
+            persistent_volume_claim_name: Option<InternedStr>,
             volume_snapshot_content_name: Option<OwnedStr>,
         }
         #[derive(Deserialize)]
@@ -92,7 +92,7 @@ impl Kind for VolumeSnapshot {
         let Wire { metadata, spec, status } = parse_json(json)?;
         let source =
             match (spec.source.persistent_volume_claim_name, spec.source.volume_snapshot_content_name) {
-                (Some(claim), None) => VolumeSnapshotSource::Claim(claim),
+                (Some(claim), None) => VolumeSnapshotSource::Claim(claim.0),
                 (None, Some(content)) => {
                     VolumeSnapshotSource::Content(VolumeSnapshotContentName::new(content.0))
                 }
@@ -114,7 +114,7 @@ impl Kind for VolumeSnapshot {
                 ready: status.ready_to_use,
                 restore_size: status.restore_size.and_then(|size| size.parse().ok()),
                 error: status.error.map(|failure| Box::new(failure.into())),
-                group: status.volume_group_snapshot_name,
+                in_group: status.volume_group_snapshot_name.is_some(),
             }),
         })
     }
@@ -205,7 +205,7 @@ impl Kind for VolumeSnapshotContent {
                 ready: status.ready_to_use,
                 restore_size: status.restore_size,
                 error: status.error.map(|failure| Box::new(failure.into())),
-                group: status.volume_group_snapshot_handle,
+                in_group: status.volume_group_snapshot_handle.is_some(),
             }),
         })
     }
@@ -290,7 +290,7 @@ mod tests {
         assert_eq!(status.content, Some("content".into()));
         assert_eq!(status.creation_time.as_deref(), Some("2026-01-01T00:00:00Z"));
         assert_eq!((status.ready, status.restore_size), (Some(true), Some(Quantity::from_bytes(1 << 30))));
-        assert_eq!(status.group.as_deref(), Some("group"));
+        assert!(status.in_group);
         let error = SnapshotError { message: "m".into(), time: Some("2026-01-02T00:00:00Z".into()) };
         assert_eq!(status.error, Some(Box::new(error)));
     }
@@ -320,7 +320,7 @@ mod tests {
             (Some(1_700_000_000_000_000_000), Some(1024))
         );
         let error = SnapshotError { message: "m".into(), time: None };
-        assert_eq!((status.error, status.group.as_deref()), (Some(Box::new(error)), Some("g")));
+        assert_eq!((status.error, status.in_group), (Some(Box::new(error)), true));
 
         let managed = json!({
             "metadata": {"name": "a", "resourceVersion": "7", "labels": {names::SNAPSHOT_MANAGED_BY: "node-1", "tier": "gold"}},

@@ -177,10 +177,10 @@ impl Cache {
         })
     }
 
-    /// The VolumeSnapshot with this uid.
+    /// The VolumeSnapshot with this uid. The cost grows with the number of VolumeSnapshots.
     pub fn snapshot_by_uid(&self, uid: &Uid) -> Option<Arc<VolumeSnapshot>> {
         self.snapshots
-            .query(|index, snapshots| index.by_uid.get(uid).and_then(|key| snapshots.get(key)).cloned())
+            .query(|_, snapshots| snapshots.values().find(|snapshot| snapshot.meta.uid == *uid).cloned())
     }
 
     /// VolumeSnapshotContents with this driver and handle, sorted by name.
