@@ -9,7 +9,7 @@ use std::{
 
 use cofferdam_controllers::{
     Role,
-    rbac::{PolicyRule, RuleScope},
+    rbac::{NodeTopologySource, PolicyRule, RuleScope},
 };
 use cofferdam_node::NodePolicy;
 use serde::Deserialize as _;
@@ -181,7 +181,11 @@ fn the_schema_of_the_values_has_every_setting() {
 
 /// The policies of `render admission-policy`, by the name of the restriction.
 fn admission_policies(target: &AdmissionTarget<'_>) -> Value {
-    json!({"node-local": node_local_policies(target), "startup-taint": startup_taint_policies(target)})
+    json!({
+        "node-local": node_local_policies(target, NodeTopologySource::Name),
+        "node-labels": node_local_policies(target, NodeTopologySource::Labels),
+        "startup-taint": startup_taint_policies(target),
+    })
 }
 
 /// The chart replaces the three words.

@@ -40,6 +40,9 @@
 {{- $_ := set $config "backend" (dict "driver" (include "cofferdam.backend" .context | fromJson)) -}}
 {{- $namespaces := include "cofferdam.secretNamespaces" . | fromJsonArray -}}
 {{- $_ := set $config "secret-namespaces" $namespaces -}}
+{{- else if and (has .plan.placement (list "node-labels" "csi-node")) (has "snapshot-controller" .plan.centralRoles) -}}
+{{- /* The processes of the nodes find their VolumeSnapshotContents by the label that this setting writes. */ -}}
+{{- $config = merge $config (dict "enable-distributed-snapshotting" true) -}}
 {{- end -}}
 {{- include "cofferdam.toml" (dict "value" $config "prefix" "") -}}
 {{- end -}}

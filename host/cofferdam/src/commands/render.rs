@@ -8,7 +8,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use cofferdam_cluster::SecretNamespaces;
 use cofferdam_controllers::{
     Role,
-    rbac::{PolicyRule, RuleScope},
+    rbac::{NodeTopologySource, PolicyRule, RuleScope},
     table,
 };
 use cofferdam_domain::dns::{is_dns_label, is_dns_subdomain};
@@ -62,7 +62,8 @@ pub(crate) fn render(command: &RenderCommand) -> Result<String, CommandError> {
             }
             let target = AdmissionTarget { driver, namespace, service_account };
             to_yaml(&match policy {
-                AdmissionPolicyArg::NodeLocal => node_local_policies(&target),
+                AdmissionPolicyArg::NodeLocal => node_local_policies(&target, NodeTopologySource::Name),
+                AdmissionPolicyArg::NodeLabels => node_local_policies(&target, NodeTopologySource::Labels),
                 AdmissionPolicyArg::StartupTaint => startup_taint_policies(&target),
             })
         }

@@ -5,6 +5,7 @@
 //! restricted to the taints of Nodes.
 
 use cofferdam_cluster::{deletion_freeze::RESTORE_MARKER_NAME, journal};
+use cofferdam_controllers::rbac::NodeTopologySource;
 use cofferdam_domain::names::{self, NODE_TOPOLOGY_KEY};
 use serde_json::{Value, json};
 
@@ -64,11 +65,12 @@ impl PolicyChecks {
     }
 }
 
-/// The policies of a node-local driver's account, each with its binding: they restrict it to the node of the
-/// process.
-pub(crate) fn node_local_policies(target: &AdmissionTarget<'_>) -> Vec<Value> {
+/// The policies of a node-local driver's account, each with its binding: they restrict it to the driver, and to
+/// the node of the process. Only with the topology key of `NodeTopologySource::Name` does the node affinity of a
+/// PersistentVolume name a node.
+pub(crate) fn node_local_policies(target: &AdmissionTarget<'_>, topology: NodeTopologySource) -> Vec<Value> {
     [
-        ("cofferdam-node-volumes", volume_checks(target)),
+        ("cofferdam-node-volumes", volume_checks(target, topology)),
         ("cofferdam-node-claims", claim_checks()),
         ("cofferdam-node-configmaps", config_map_checks(target)),
         ("cofferdam-node-snapshots", content_checks(target)),
@@ -123,29 +125,31 @@ fn policy_and_binding(name: &str, checks: PolicyChecks, target: &AdmissionTarget
 /// The object of a request before and after it, without those that are absent.
 const OBJECTS: &str = "[object, oldObject].filter(o, o != null)";
 
-/// PersistentVolumes are those of the driver on the token's node.
-fn volume_checks(target: &AdmissionTarget<'_>) -> PolicyChecks {
+/// PersistentVolumes are those of the driver, and on the token's node, if their node affinity names a node.
+fn volume_checks(target: &AdmissionTarget<'_>, topology: NodeTopologySource) -> PolicyChecks {
     let (key, driver) = (NODE_TOPOLOGY_KEY, target.driver);
+    let of_driver = (
+        format!("{OBJECTS}.all(o, has(o.spec.csi) && o.spec.csi.driver == '{driver}')"),
+        format!("expected a PersistentVolume of the CSI driver {driver}"),
+    );
+    let of_node = (
+        format!(
+            "{OBJECTS}.all(o, has(o.spec.nodeAffinity) && has(o.spec.nodeAffinity.required) && \
+             o.spec.nodeAffinity.required.nodeSelectorTerms.size() > 0 && \
+             o.spec.nodeAffinity.required.nodeSelectorTerms.all(t, has(t.matchExpressions) && \
+             t.matchExpressions.exists(e, e.key == '{key}' && e.operator == 'In' && \
+             e.values == [variables.node])))"
+        ),
+        "expected a PersistentVolume of the own node".to_owned(),
+    );
     PolicyChecks {
         group: CORE_GROUP,
         operations: &["CREATE", "UPDATE", "DELETE"],
         resources: &["persistentvolumes", "persistentvolumes/status"],
-        validations: vec![
-            (
-                format!("{OBJECTS}.all(o, has(o.spec.csi) && o.spec.csi.driver == '{driver}')"),
-                format!("expected a PersistentVolume of the CSI driver {driver}"),
-            ),
-            (
-                format!(
-                    "{OBJECTS}.all(o, has(o.spec.nodeAffinity) && has(o.spec.nodeAffinity.required) && \
-                     o.spec.nodeAffinity.required.nodeSelectorTerms.size() > 0 && \
-                     o.spec.nodeAffinity.required.nodeSelectorTerms.all(t, has(t.matchExpressions) && \
-                     t.matchExpressions.exists(e, e.key == '{key}' && e.operator == 'In' && \
-                     e.values == [variables.node])))"
-                ),
-                "expected a PersistentVolume of the own node".to_owned(),
-            ),
-        ],
+        validations: match topology {
+            NodeTopologySource::Name => vec![of_driver, of_node],
+            NodeTopologySource::Labels | NodeTopologySource::CsiNode => vec![of_driver],
+        },
         is_of_node: true,
     }
 }
