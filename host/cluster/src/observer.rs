@@ -4,7 +4,7 @@
 
 use std::{fmt, time::Duration};
 
-use cofferdam_domain::{ClaimKey, VolumeName};
+use cofferdam_domain::{ClaimKey, VolumeName, VolumeSnapshotKey};
 
 /// The result of a step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -26,6 +26,8 @@ pub enum StepObject {
     Claim(ClaimKey),
     /// A PersistentVolume without a claim, or an object that belongs to it.
     Volume(VolumeName),
+    /// A VolumeSnapshot, or its content.
+    Snapshot(VolumeSnapshotKey),
     /// The object of a step of a simulated Kubernetes component, such as `pod/default/web`.
     Other(String),
     /// No object.
@@ -37,6 +39,7 @@ impl fmt::Display for StepObject {
         match self {
             Self::Claim(claim) => claim.fmt(f),
             Self::Volume(volume) => write!(f, "pv/{volume}"),
+            Self::Snapshot(snapshot) => snapshot.fmt(f),
             Self::Other(object) => f.write_str(object),
             Self::None => Ok(()),
         }

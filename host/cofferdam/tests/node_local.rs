@@ -135,6 +135,11 @@ fn a_node_local_driver_requires_the_node_name() {
         "cofferdam: driver pool.cofferdam.dev is of one node: expected no role attacher beside it, for its \
          volumes are not attached"
     );
+    assert_eq!(
+        run_error(&["--node-name", "n1", "--role", "snapshot-controller"]),
+        "cofferdam: driver pool.cofferdam.dev is of one node: expected no role snapshot-controller beside it, \
+         which runs once in the cluster"
+    );
     assert!(run_error(&["--node-deployment"]).contains("expected --node-name"));
     assert!(
         run_error(&["--node-name", "n1", "--leader-election"]).contains("expected no --leader-election"),

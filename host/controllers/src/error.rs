@@ -25,19 +25,16 @@ pub enum ControllerManagerError {
     /// A node-local driver without topology, whose volumes cannot be bound to their node.
     #[error("driver {0} is of one node and has no topology: expected a driver with topology keys")]
     NoTopology(DriverName),
-    /// A process with the attacher and a node-local driver: the process of every node would attach volumes to
-    /// every node.
-    #[error(
-        "driver {0} is of one node: expected no role attacher beside it, for its volumes are not attached"
-    )]
-    AttacherWithNodeLocalDriver(DriverName),
-    /// A process with the role startup-taint and a node-local driver: the process of every node would change
-    /// every node.
-    #[error(
-        "driver {0} is of one node: expected no role startup-taint beside it, which needs the right to \
-         change every node"
-    )]
-    StartupTaintWithNodeLocalDriver(DriverName),
+    /// A role that must not run on every node, beside a node-local driver.
+    #[error("driver {driver} is of one node: expected no role {role} beside it, {reason}")]
+    RoleWithNodeLocalDriver {
+        /// The node-local driver.
+        driver: DriverName,
+        /// The role.
+        role: Role,
+        /// Why the role must not run on every node.
+        reason: &'static str,
+    },
     /// `--snapshot-name-prefix` is not allowed.
     #[error(
         "snapshot name prefix {0:?} cannot start a snapshot's name: expected lower-case letters, digits and \

@@ -13,6 +13,7 @@ use cofferdam_domain::{storage::Secrets, term::Term};
 use crate::{
     attach_detach::settings::AttachDetachSettings,
     attacher::settings::AttacherSettings,
+    error::ControllerManagerError,
     node_local::{LocalNode, NodeDeployment},
     provisioner::settings::ProvisionerSettings,
     rbac::{DriverPlacement, NodeTopologySource},
@@ -75,6 +76,25 @@ impl Settings {
     /// Returns true if the driver is node-local. False for every driver without `--node-name`.
     pub(crate) fn is_node_local(&self, backend: &dyn Backend) -> bool {
         self.node.as_ref().is_some_and(|node| node.is_node_local(backend))
+    }
+
+    /// Checks that no driver of the process is node-local, for a role that must not run on every node.
+    ///
+    /// # Errors
+    /// [`ControllerManagerError::RoleWithNodeLocalDriver`]
+    pub(crate) fn check_no_local_driver(
+        &self,
+        backends: &[Arc<dyn Backend>],
+        role: Role,
+        reason: &'static str,
+    ) -> Result<(), ControllerManagerError> {
+        match backends.iter().find(|backend| self.is_node_local(&***backend)) {
+            None => Ok(()),
+            Some(backend) => {
+                let driver = backend.description().name.clone();
+                Err(ControllerManagerError::RoleWithNodeLocalDriver { driver, role, reason })
+            }
+        }
     }
 
     /// The placement of the drivers, which determines the RBAC rules of the process.

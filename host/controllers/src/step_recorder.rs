@@ -7,7 +7,7 @@ use cofferdam_cluster::{
     ApiError,
     observer::{Step, StepObject, StepObserver, StepResult},
 };
-use cofferdam_domain::{ClaimKey, Volume, VolumeName};
+use cofferdam_domain::{ClaimKey, Volume, VolumeName, VolumeSnapshotKey};
 use tokio::time::Instant;
 
 use crate::role::Role;
@@ -25,12 +25,11 @@ impl StepRecorders {
     }
 
     pub(crate) fn of_claim(&self, claim: &ClaimKey) -> StepRecorder {
-        self.recorder(Some(claim.clone()), None)
+        StepRecorder { claim: Some(claim.clone()), ..self.of_role() }
     }
 
     pub(crate) fn of_volume(&self, volume: &Volume) -> StepRecorder {
-        let claim = volume.claim_ref.as_ref().map(|r| r.key.clone());
-        self.recorder(claim, Some(volume.name.clone()))
+        self.of_attachment(Some(&volume.name), Some(volume))
     }
 
     /// A recorder for a VolumeAttachment. `name` is its PersistentVolume; `None` for an inline volume.
@@ -38,27 +37,30 @@ impl StepRecorders {
     /// names the PersistentVolume, and the claim in its `claimRef`.
     pub(crate) fn of_attachment(&self, name: Option<&VolumeName>, volume: Option<&Volume>) -> StepRecorder {
         let claim = volume.and_then(|volume| volume.claim_ref.as_ref()).map(|r| r.key.clone());
-        self.recorder(claim, name.cloned())
+        StepRecorder { claim, volume: name.cloned(), ..self.of_role() }
     }
 
-    /// A recorder for an object without a claim and without a volume.
+    /// A recorder for a VolumeSnapshot, or for its content.
+    pub(crate) fn of_snapshot(&self, snapshot: &VolumeSnapshotKey) -> StepRecorder {
+        StepRecorder { snapshot: Some(snapshot.clone()), ..self.of_role() }
+    }
+
+    /// A recorder for another object.
     pub(crate) fn of_role(&self) -> StepRecorder {
-        self.recorder(None, None)
-    }
-
-    fn recorder(&self, claim: Option<ClaimKey>, volume: Option<VolumeName>) -> StepRecorder {
-        StepRecorder { observer: Arc::clone(&self.observer), role: self.role, claim, volume }
+        let (observer, role) = (Arc::clone(&self.observer), self.role);
+        StepRecorder { observer, role, claim: None, volume: None, snapshot: None }
     }
 }
 
 /// Reports the steps of one object to the observer and to the log. The observer gets the claim as the object,
-/// the PersistentVolume if there is no claim, or no object if there is neither.
+/// the PersistentVolume if there is no claim, the VolumeSnapshot if there is neither, or no object.
 #[derive(Clone)]
 pub(crate) struct StepRecorder {
     observer: Arc<dyn StepObserver>,
     role: Role,
     claim: Option<ClaimKey>,
     volume: Option<VolumeName>,
+    snapshot: Option<VolumeSnapshotKey>,
 }
 
 impl StepRecorder {
@@ -66,16 +68,18 @@ impl StepRecorder {
         let text = text.into();
         let claim = self.claim.as_ref().map(tracing::field::display);
         let volume = self.volume.as_ref().map(tracing::field::display);
+        let snapshot = self.snapshot.as_ref().map(tracing::field::display);
         match result {
-            StepResult::Failed => tracing::info!(role = %self.role, claim, volume, "{text}"),
+            StepResult::Failed => tracing::info!(role = %self.role, claim, volume, snapshot, "{text}"),
             StepResult::Applied | StepResult::Waiting | StepResult::UpToDate => {
-                tracing::debug!(role = %self.role, claim, volume, "{text}");
+                tracing::debug!(role = %self.role, claim, volume, snapshot, "{text}");
             }
         }
-        let object = match (&self.claim, &self.volume) {
-            (Some(claim), _) => StepObject::Claim(claim.clone()),
-            (None, Some(volume)) => StepObject::Volume(volume.clone()),
-            (None, None) => StepObject::None,
+        let object = match (&self.claim, &self.volume, &self.snapshot) {
+            (Some(claim), ..) => StepObject::Claim(claim.clone()),
+            (None, Some(volume), _) => StepObject::Volume(volume.clone()),
+            (None, None, Some(snapshot)) => StepObject::Snapshot(snapshot.clone()),
+            (None, None, None) => StepObject::None,
         };
         self.observer.on_step(Step { component: self.role.as_str(), object, result, text, duration: took });
     }

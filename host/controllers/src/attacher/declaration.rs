@@ -46,12 +46,8 @@ impl DeclaredController for Attacher {
     }
 
     fn check(settings: &Settings, backends: &[Arc<dyn Backend>]) -> Result<(), ControllerManagerError> {
-        match backends.iter().find(|backend| settings.is_node_local(&***backend)) {
-            None => Ok(()),
-            Some(backend) => {
-                Err(ControllerManagerError::AttacherWithNodeLocalDriver(backend.description().name.clone()))
-            }
-        }
+        // The process of every node would attach volumes to every node.
+        settings.check_no_local_driver(backends, ROLE, "for its volumes are not attached")
     }
 
     fn watches(_: &Settings, _: &[Arc<dyn Backend>]) -> Vec<WatchSpec> {

@@ -2,9 +2,11 @@
 
 use std::collections::BTreeSet;
 
-use cofferdam_cluster::{ApiError, Cache, RequestedSources, SecretError, orphan_report::OrphanKind};
+use cofferdam_cluster::{
+    ApiError, Cache, RequestedSources, SecretError, orphan_report::OrphanKind, store::CachedKind,
+};
 use cofferdam_domain::{
-    DriverName,
+    DriverName, VolumeSnapshot, VolumeSnapshotContent,
     storage::{Ability, ContentSource, ErrorKind, Secrets, StorageError},
     volume::SecretRef,
 };
@@ -27,6 +29,8 @@ pub(super) enum Unlistable {
     Ability(Ability),
     #[error("the driver does not list snapshots")]
     Snapshots,
+    #[error("the cluster does not serve {0}s: their CustomResourceDefinition is missing")]
+    Kind(&'static str),
     #[error(transparent)]
     Class(#[from] SnapshotParameterError),
 }
@@ -64,6 +68,9 @@ impl OrphanContext {
                 Ok(ResourcePages::Volumes(VolumePages::new(backend, call(Secrets::default()))))
             }
             OrphanKind::Snapshot => {
+                // Without its objects, every snapshot would be an orphan.
+                check_served::<VolumeSnapshotContent>(&self.cache)?;
+                check_served::<VolumeSnapshot>(&self.cache)?;
                 let references = list_secrets(&self.cache, &backend.description().name)?;
                 let mut secrets = Vec::new();
                 for reference in &references {
@@ -112,6 +119,10 @@ impl OrphanContext {
     }
 }
 
+fn check_served<K: CachedKind>(cache: &Cache) -> Result<(), Unlistable> {
+    K::store(cache).is_served().then_some(()).ok_or(Unlistable::Kind(K::RESOURCE.kind))
+}
+
 /// The Secrets of ListSnapshots that the driver's classes name, each once.
 fn list_secrets(cache: &Cache, driver: &DriverName) -> Result<BTreeSet<SecretRef>, Unlistable> {
     let classes = cache.snapshot_classes.list();
@@ -134,5 +145,26 @@ pub(super) fn has_intent(driver: &ManagedDriver, sources: &RequestedSources, res
                 || sources.claim_with_source(&source).is_some()
                 || driver.journal.claim_with_source(&source).is_some()
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use cofferdam_domain::ids::ResourceVersion;
+
+    use super::*;
+
+    #[test]
+    fn snapshots_are_not_scanned_without_their_definitions() {
+        let cache = Cache::default();
+        let error = check_served::<VolumeSnapshot>(&cache).unwrap_err();
+        assert_eq!(
+            error.to_string(),
+            "the cluster does not serve VolumeSnapshots: their CustomResourceDefinition is missing"
+        );
+        cache.snapshots.replace(Vec::new(), ResourceVersion(1));
+        assert!(check_served::<VolumeSnapshot>(&cache).is_ok());
+        cache.snapshots.clear();
+        assert!(check_served::<VolumeSnapshot>(&cache).is_err());
     }
 }

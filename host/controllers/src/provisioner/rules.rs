@@ -625,16 +625,20 @@ fn find_source(
             let Some(live) = input.live_snapshot else {
                 return Err(Box::new(ProvisionVerdict::ReadSnapshot(snapshot.clone())));
             };
-            let prevents = input.options.prevent_volume_mode_conversion;
-            let checked = source::snapshot::check_snapshot(input.cache, claim, class, live, prevents);
-            let found = checked.map_err(|error| wait(error.to_string()))?;
-            let Some(local_node) = input.options.local_node_of(&class.provisioner) else {
-                return Ok(Some(found));
-            };
-            if live.content.as_ref().is_some_and(|content| !local_node.manages(content)) {
+            let local_node = input.options.local_node_of(&class.provisioner);
+            // Only the snapshot's node waits for the snapshot, and reports what is wrong with it.
+            if let (Some(local_node), Some(content)) = (local_node, &live.content)
+                && !local_node.manages(content)
+            {
                 let node = local_node.node.clone();
                 let message = failed(format!("its snapshot is not on the selected node {node}"));
                 return Err(Box::new(ProvisionVerdict::LeaveNode { node, message }));
+            }
+            let prevents = input.options.prevent_volume_mode_conversion;
+            let checked = source::snapshot::check_snapshot(input.cache, claim, class, live, prevents);
+            let found = checked.map_err(|error| wait(error.to_string()))?;
+            if local_node.is_none() {
+                return Ok(Some(found));
             }
             // The account of a node has no permission to write the finalizer. It needs none:
             // snapshot-controller keeps a VolumeSnapshot that a claim without a volume names, and the

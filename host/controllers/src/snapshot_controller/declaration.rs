@@ -13,6 +13,7 @@ use super::{
 use crate::{
     context::ProcessContext,
     controller::DeclaredController,
+    error::ControllerManagerError,
     rbac::{COORDINATION, CORE, DriverPlacement, NodeTopologySource, Rule, RuleSet, SNAPSHOT},
     role::Role,
     settings::Settings,
@@ -48,6 +49,10 @@ impl DeclaredController for SnapshotController {
 
     fn lease_name(_: &cofferdam_domain::DriverName) -> String {
         LEASE_NAME.to_owned()
+    }
+
+    fn check(settings: &Settings, backends: &[Arc<dyn Backend>]) -> Result<(), ControllerManagerError> {
+        settings.check_no_local_driver(backends, ROLE, "which runs once in the cluster")
     }
 
     fn watches(_: &Settings, _: &[Arc<dyn Backend>]) -> Vec<WatchSpec> {

@@ -1,6 +1,6 @@
 //! Reconciles VolumeSnapshots and VolumeSnapshotContents as [`rules`] decides, one effect at a time.
 
-use std::{collections::HashSet, sync::Arc, time::Duration};
+use std::{collections::HashMap, sync::Arc, time::Duration};
 
 use cofferdam_cluster::{
     ApiError, Cache, Change, Clock, Lookup, Precondition, Writer,
@@ -64,9 +64,9 @@ pub(crate) struct SnapshotController {
     contents: Queue<VolumeSnapshotContentName>,
     /// Claims with the finalizer of a source.
     claims: Queue<ClaimKey>,
-    /// VolumeSnapshots that disappeared although they had a content, or a finalizer, and were not being
-    /// deleted, and those of contents that are abandoned. See [`rules::decide_content`].
-    lost: Mutex<HashSet<Uid>>,
+    /// By content, the VolumeSnapshots that disappeared although they had the content, or a finalizer, and were
+    /// not being deleted, and those of contents that are abandoned. See [`rules::decide_content`].
+    lost: Mutex<HashMap<VolumeSnapshotContentName, Uid>>,
 }
 
 impl Controller for SnapshotController {
@@ -143,7 +143,7 @@ impl SnapshotController {
         let has_finalizer = snapshot.meta.finalizer_index(names::SNAPSHOT_SOURCE_PROTECTION).is_some();
         let has_content = || !matches!(self.context.cache.snapshot_contents.get(&content), Lookup::Missing);
         if !snapshot.meta.deleting && (has_finalizer || has_content()) {
-            self.lost.lock().insert(snapshot.meta.uid.clone());
+            self.lost.lock().insert(content.clone(), snapshot.meta.uid.clone());
         }
         self.contents.add(content);
     }
@@ -182,11 +182,6 @@ impl SnapshotController {
 
     fn content_changed(&self, change: &Change<VolumeSnapshotContent>) {
         self.contents.add(change.key.clone());
-        if let (Some(old), None) = (&change.old, &change.new)
-            && let Some(uid) = &old.snapshot.uid
-        {
-            self.lost.lock().remove(uid);
-        }
         for content in [&change.old, &change.new].into_iter().flatten() {
             self.snapshots.add(content.snapshot.key.clone());
             let snapshot = self.context.cache.snapshots.get(&content.snapshot.key).into_object();
@@ -231,7 +226,7 @@ impl SnapshotController {
     /// Enqueues the source claim of a VolumeSnapshot, for its finalizer.
     fn enqueue_source(&self, snapshot: &VolumeSnapshot) {
         if let VolumeSnapshotSource::Claim(claim) = &snapshot.source {
-            self.claims.add(ClaimKey::new(&*snapshot.key.namespace, &**claim));
+            self.claims.add(ClaimKey::new(Arc::clone(&snapshot.key.namespace), Arc::clone(claim)));
         }
     }
 
@@ -253,12 +248,12 @@ impl SnapshotController {
                 SnapshotVerdict::SetClass(class) => {
                     let patch = json!({"spec": {"volumeSnapshotClassName": class}});
                     let text = format!("sets the class {class} of VolumeSnapshot {key}");
-                    self.patch(&*snapshot, PatchTarget::Object, &text, patch).await
+                    self.patch(&snapshot, PatchTarget::Object, &text, patch).await
                 }
                 SnapshotVerdict::AddFinalizers(missing) => {
                     let text = format!("adds finalizers to VolumeSnapshot {key}");
                     let write = self.context.writer.add_finalizers(&*snapshot, &missing);
-                    let added = self.record(&text, write).await.map(drop);
+                    let added = self.record(key, &text, write).await.map(drop);
                     self.report(&snapshot, "SnapshotFinalizerError", added)
                 }
                 SnapshotVerdict::RemoveFinalizers { finalizers, unbound_content } => {
@@ -268,7 +263,7 @@ impl SnapshotController {
                 SnapshotVerdict::AddClaimFinalizer(claim) => {
                     let text = format!("adds the finalizer of claim {}, the source of a snapshot", claim.key);
                     let write = self.context.writer.add_finalizer(&*claim, names::SNAPSHOT_CLAIM_PROTECTION);
-                    if let Err(error) = self.record(&text, write).await {
+                    if let Err(error) = self.record(key, &text, write).await {
                         self.emit_error(&snapshot, "ErrorPVCFinalizer", &error);
                         return action_for_write_error::<Claim>(&self.context.writer, &claim.key, &error)
                             .await;
@@ -315,24 +310,38 @@ impl SnapshotController {
         Action::Requeue
     }
 
+    /// Performs a write of a VolumeSnapshot, or for it.
     async fn record<T>(
         &self,
+        snapshot: &VolumeSnapshotKey,
         text: &str,
         write: impl Future<Output = Result<T, ApiError>>,
     ) -> Result<T, ApiError> {
-        self.context.recorders.of_role().record_effect(text, write).await
+        self.context.recorders.of_snapshot(snapshot).record_effect(text, write).await
     }
 
-    async fn patch<K: CachedKind>(
+    async fn patch(
         &self,
-        object: &K,
+        snapshot: &VolumeSnapshot,
         target: PatchTarget,
         text: &str,
         patch: Value,
     ) -> Result<(), ApiError> {
-        let (key, version) = (object.key(), object.meta().resource_version);
-        let write = self.context.writer.merge_patch::<K>(&key, target, version, patch);
-        self.record(text, write).await.map(drop)
+        let (key, version) = (&snapshot.key, snapshot.meta.resource_version);
+        let write = self.context.writer.merge_patch::<VolumeSnapshot>(key, target, version, patch);
+        self.record(key, text, write).await.map(drop)
+    }
+
+    async fn patch_content(
+        &self,
+        content: &VolumeSnapshotContent,
+        text: &str,
+        patch: Value,
+    ) -> Result<(), ApiError> {
+        let (name, version) = (&content.name, content.meta.resource_version);
+        let (writer, target) = (&self.context.writer, PatchTarget::Object);
+        let write = writer.merge_patch::<VolumeSnapshotContent>(name, target, version, patch);
+        self.record(&content.snapshot.key, text, write).await.map(drop)
     }
 
     /// Emits a failed write of a VolumeSnapshot as an event, and returns its result.
@@ -382,7 +391,7 @@ impl SnapshotController {
         }
         let (key, uid, writer) = (&snapshot.key, &snapshot.meta.uid, &self.context.writer);
         let write = writer.remove_finalizers::<VolumeSnapshot>(key, uid, &mut finalizers);
-        self.record(&format!("removes finalizers of VolumeSnapshot {key}"), write).await.map(drop)
+        self.record(key, &format!("removes finalizers of VolumeSnapshot {key}"), write).await.map(drop)
     }
 
     /// Creates the content of a VolumeSnapshot.
@@ -413,7 +422,7 @@ impl SnapshotController {
         let has_mode = self.context.prevent_volume_mode_conversion;
         let body = new_content(&name, snapshot, class, volume, secret.as_ref(), node.as_ref(), has_mode);
         let write = self.context.writer.create::<VolumeSnapshotContent>(None, &body);
-        match self.record(&format!("creates VolumeSnapshotContent {name}"), write).await {
+        match self.record(&snapshot.key, &format!("creates VolumeSnapshotContent {name}"), write).await {
             Ok(_) => {
                 let text =
                     format!("Waiting for a snapshot {} to be created by the CSI driver.", snapshot.key);
@@ -448,7 +457,7 @@ impl SnapshotController {
         let others = content.meta.finalizers.iter().map(|name| &**name).filter(|name| *name != protection);
         let finalizers: Vec<&str> = others.chain([protection]).collect();
         let patch = json!({"metadata": {"finalizers": finalizers}, "spec": spec});
-        self.patch(content, PatchTarget::Object, &text, patch).await
+        self.patch_content(content, &text, patch).await
     }
 
     async fn update_status(
@@ -531,10 +540,16 @@ impl SnapshotController {
 
     /// Reconciles one VolumeSnapshotContent. See [`rules::decide_content`].
     async fn reconcile_content(&self, name: &VolumeSnapshotContentName) -> Action {
-        let Lookup::Found(content) = self.context.cache.snapshot_contents.get(name) else {
-            return Action::Done;
+        let content = match self.context.cache.snapshot_contents.get(name) {
+            Lookup::Found(content) => content,
+            Lookup::Undecodable(_) => return Action::Done,
+            Lookup::Missing => {
+                self.lost.lock().remove(name);
+                return Action::Done;
+            }
         };
-        let is_lost = content.snapshot.uid.as_ref().is_some_and(|uid| self.lost.lock().contains(uid));
+        let uid = content.snapshot.uid.as_ref();
+        let is_lost = uid.is_some() && self.lost.lock().get(name) == uid;
         let writer = &self.context.writer;
         let written = match rules::decide_content(&self.context.cache, &content, is_lost) {
             ContentVerdict::NoAction(_) => return Action::Done,
@@ -547,7 +562,7 @@ impl SnapshotController {
             ContentVerdict::AddFinalizer => {
                 let write = writer.add_finalizer(&*content, names::SNAPSHOT_CONTENT_PROTECTION);
                 let text = format!("adds the finalizer of VolumeSnapshotContent {name}");
-                self.record(&text, write).await.map(drop)
+                self.record(&content.snapshot.key, &text, write).await.map(drop)
             }
             verdict @ (ContentVerdict::SnapshotGone
             | ContentVerdict::MarkAbandoned
@@ -559,8 +574,7 @@ impl SnapshotController {
                 Ok(false) => match self.abandon(&content, &verdict).await {
                     Ok(true) => Ok(()),
                     // Kept, as by external-snapshotter.
-                    Ok(false) if content.meta.deleting => return self.report_gone_snapshot(&content),
-                    Ok(false) => return Action::Done,
+                    Ok(false) => return self.report_gone_snapshot(&content),
                     Err(error) => Err(error),
                 },
                 Err(error) => Err(error),
@@ -592,7 +606,8 @@ impl SnapshotController {
             return self.delete_content(content).await.map(|()| true);
         }
         // The decision stays if the creation ends before the write.
-        self.lost.lock().extend(content.snapshot.uid.clone());
+        let uid = content.snapshot.uid.clone();
+        self.lost.lock().extend(uid.map(|uid| (content.name.clone(), uid)));
         self.mark_content(content).await.map(|()| true)
     }
 
@@ -600,23 +615,28 @@ impl SnapshotController {
     async fn mark_content(&self, content: &VolumeSnapshotContent) -> Result<(), ApiError> {
         let patch = json!({"metadata": {"annotations": {names::SNAPSHOT_BEING_DELETED: names::YES}}});
         let text = format!("marks VolumeSnapshotContent {} for deletion", content.name);
-        self.patch(content, PatchTarget::Object, &text, patch).await
+        self.patch_content(content, &text, patch).await
     }
 
     async fn delete_content(&self, content: &VolumeSnapshotContent) -> Result<(), ApiError> {
         let precondition = Precondition { uid: Some(content.meta.uid.clone()), resource_version: None };
         let text = format!("deletes VolumeSnapshotContent {}", content.name);
         let write = self.context.writer.delete::<VolumeSnapshotContent>(&content.name, &precondition);
-        self.record(&text, write).await.map(drop)
+        self.record(&content.snapshot.key, &text, write).await.map(drop)
     }
 
-    /// Emits an event on a content that nobody can delete.
+    /// Emits an event on a content without its VolumeSnapshot.
     fn report_gone_snapshot(&self, content: &VolumeSnapshotContent) -> Action {
+        let consequence = match content.meta.deleting {
+            true => format!(
+                "the content and its snapshot are deleted once the content has the annotation {}: \"yes\"",
+                names::SNAPSHOT_BEING_DELETED
+            ),
+            false => "the content and its snapshot stay".to_owned(),
+        };
         let text = format!(
-            "VolumeSnapshot {} with the uid of spec.volumeSnapshotRef does not exist: the content and its \
-             snapshot are deleted once the content has the annotation {}: \"yes\"",
-            content.snapshot.key,
-            names::SNAPSHOT_BEING_DELETED
+            "VolumeSnapshot {} with the uid of spec.volumeSnapshotRef does not exist: {consequence}",
+            content.snapshot.key
         );
         self.context.events.emit(content, COMPONENT, EventSpec::warning("SnapshotMissing", text));
         Action::RequeueAfter(EVENT_REPEAT_INTERVAL)
@@ -634,10 +654,8 @@ impl SnapshotController {
         let mut finalizers = [(index, names::SNAPSHOT_CLAIM_PROTECTION)];
         let uid = &claim.meta.uid;
         let write = self.context.writer.remove_finalizers::<Claim>(key, uid, &mut finalizers);
-        match self
-            .record(&format!("removes the finalizer of claim {key}, the source of a snapshot"), write)
-            .await
-        {
+        let text = format!("removes the finalizer of claim {key}, the source of a snapshot");
+        match self.context.recorders.of_claim(key).record_effect(&text, write).await {
             Ok(_) => Action::Done,
             Err(error) => action_for_write_error::<Claim>(&self.context.writer, key, &error).await,
         }

@@ -493,8 +493,8 @@ pub enum ContentVerdict {
     Invalid(u8),
     /// Add the finalizer.
     AddFinalizer,
-    /// Emit an event, unless the VolumeSnapshot exists after all: without it, nobody allows the deletion of
-    /// the content.
+    /// Emit an event, unless the VolumeSnapshot exists after all: without it, nobody deletes the content, or
+    /// allows its deletion.
     SnapshotGone,
     /// Write the annotation that the VolumeSnapshot is being deleted, unless it exists after all, or somebody
     /// else has written the source or the deletion policy of the content.
@@ -544,7 +544,12 @@ pub fn decide_content(cache: &Cache, content: &VolumeSnapshotContent, is_lost: b
         }
     }
     let is_protected = content.meta.finalizer_index(names::SNAPSHOT_CONTENT_PROTECTION).is_some();
-    if content.meta.deleting && is_protected && !is_marked {
+    let is_kept = match content.meta.deleting {
+        true => is_protected,
+        // With the deletion policy Retain, this is the usual state after the deletion of the VolumeSnapshot.
+        false => content.deletion_policy == DeletionPolicy::Delete,
+    };
+    if is_kept && !is_marked {
         return ContentVerdict::SnapshotGone;
     }
     ContentVerdict::NoAction("the content has its finalizer")

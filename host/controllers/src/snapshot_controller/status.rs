@@ -19,7 +19,7 @@ pub(super) fn copied_status(content: &VolumeSnapshotContent) -> VolumeSnapshotSt
             .and_then(|bytes| u64::try_from(bytes).ok())
             .map(Quantity::from_bytes),
         error: status.error,
-        group: None,
+        in_group: false,
     }
 }
 

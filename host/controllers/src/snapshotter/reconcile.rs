@@ -12,6 +12,7 @@ use cofferdam_cluster::{
     metrics::Metrics,
     observer::StepResult,
     queue::{Action, Queue},
+    reflector::Scope,
     writer::PatchTarget,
 };
 use cofferdam_domain::{
@@ -42,7 +43,7 @@ use crate::{
     restore_check::RestoreCheck,
     settings::CallSettings,
     snapshot_controller::{error_now, error_value},
-    step_recorder::StepRecorders,
+    step_recorder::{StepRecorder, StepRecorders},
 };
 
 /// Dependencies of the snapshotter.
@@ -253,10 +254,14 @@ impl Snapshotter {
         text: &str,
         write: impl Future<Output = Result<T, ApiError>>,
     ) -> Result<(), Action> {
-        match self.context.recorders.of_role().record_effect(text, write).await {
+        match self.recorder(content).record_effect(text, write).await {
             Ok(_) => Ok(()),
             Err(error) => Err(self.action_for_error(content, &error).await),
         }
+    }
+
+    fn recorder(&self, content: &VolumeSnapshotContent) -> StepRecorder {
+        self.context.recorders.of_snapshot(&content.snapshot.key)
     }
 
     fn component(content: &VolumeSnapshotContent) -> String {
@@ -284,7 +289,7 @@ impl Snapshotter {
         let (version, target) = (content.meta.resource_version, PatchTarget::Object);
         let write =
             self.context.writer.merge_patch::<VolumeSnapshotContent>(&content.name, target, version, patch);
-        let written = self.context.recorders.of_role().record_effect(&text, write).await;
+        let written = self.recorder(content).record_effect(&text, write).await;
         // A write without a response may have taken effect.
         if matches!(written, Ok(_) | Err(ApiError::Unavailable { .. } | ApiError::InvalidResponse { .. })) {
             self.marked.lock().insert(content.name.clone());
@@ -392,7 +397,7 @@ impl Snapshotter {
         match rules::decide_after_create(request, response, is_recovered, is_released) {
             CreatedVerdict::Save(snapshot) => {
                 let text = format!("{} creates the snapshot of {}", content.driver, content.name);
-                self.context.recorders.of_role().record(StepResult::Applied, text, Some(started.elapsed()));
+                self.recorder(content).record(StepResult::Applied, text, Some(started.elapsed()));
                 self.polls.record(&content.name, snapshot.ready);
                 // A snapshot of this role is a member of no VolumeGroupSnapshot.
                 self.save(content, &Snapshot { group: None, ..snapshot }).await
@@ -503,6 +508,7 @@ impl Snapshotter {
         handle: SnapshotHandle,
     ) -> Result<(), Action> {
         self.check_unused(driver, content, &handle).await?;
+        self.check_unlabelled(content, &handle).await?;
         let secrets = match self.read_secret(rules::secret_of(content)).await {
             Ok(secrets) => secrets,
             Err(error) => return Err(self.fail_deletion(content, error.to_string())),
@@ -524,9 +530,8 @@ impl Snapshotter {
                 return Err(self.fail_deletion(content, error.to_string()));
             }
         }
-        let recorder = self.context.recorders.of_role();
         let text = format!("{} deletes the snapshot of {}", content.driver, content.name);
-        recorder.record(StepResult::Applied, text, Some(started.elapsed()));
+        self.recorder(content).record(StepResult::Applied, text, Some(started.elapsed()));
         // Without the handle, the next decision is to remove the finalizer.
         let cleared = json!({"snapshotHandle": null, "creationTime": null, "readyToUse": null, "restoreSize": null, "error": null});
         let text = format!("removes the snapshot from the status of VolumeSnapshotContent {}", content.name);
@@ -564,6 +569,46 @@ impl Snapshotter {
         Err(self.fail_deletion(content, text))
     }
 
+    /// Checks that no content without a node keeps the snapshot of a node-local driver: this process watches
+    /// only the contents of its node.
+    ///
+    /// # Errors
+    /// The action that the reconcile returns.
+    async fn check_unlabelled(
+        &self,
+        content: &VolumeSnapshotContent,
+        handle: &SnapshotHandle,
+    ) -> Result<(), Action> {
+        if !self.is_node_local(&content.driver) {
+            return Ok(());
+        }
+        let label_selector = Some(format!("!{}", names::SNAPSHOT_MANAGED_BY));
+        let scope = Scope { label_selector, ..Scope::default() };
+        let contents = match self.context.writer.read_scope::<VolumeSnapshotContent>(&scope).await {
+            Ok(contents) => contents,
+            Err(error) => return Err(self.action_for_error(content, &error).await),
+        };
+        for other in contents {
+            let text = match other {
+                Err(other) => format!(
+                    "VolumeSnapshotContent {} cannot be decoded and may refer to snapshot {handle}: it is not \
+                     deleted",
+                    other.key
+                ),
+                Ok(other)
+                    if other.driver == content.driver
+                        && other.handle() == Some(handle)
+                        && rules::keeps_snapshot(&other, content) =>
+                {
+                    rules::kept_by(&other.name, handle)
+                }
+                Ok(_) => continue,
+            };
+            return Err(self.fail_deletion(content, text));
+        }
+        Ok(())
+    }
+
     /// Writes a failure to the status, unless the status has it, and emits its event then. Returns the
     /// back-off, or the longer delay that the driver suggests.
     async fn fail(
@@ -592,14 +637,14 @@ impl Snapshotter {
         let status = json!({"error": error_value(&error), "readyToUse": false});
         let event = EventSpec::warning(reason, message.clone());
         self.context.events.emit(content, &Self::component(content), event);
-        self.context.recorders.of_role().record(StepResult::Failed, message, None);
+        self.recorder(content).record(StepResult::Failed, message, None);
         let text = format!("writes an error to the status of VolumeSnapshotContent {}", content.name);
         self.patch_status(content, &text, status).await.err().unwrap_or(action)
     }
 
     /// Emits the event of a failed deletion, and returns the back-off.
     fn fail_deletion(&self, content: &VolumeSnapshotContent, message: String) -> Action {
-        self.context.recorders.of_role().record(StepResult::Failed, message.clone(), None);
+        self.recorder(content).record(StepResult::Failed, message.clone(), None);
         let event = EventSpec::warning("SnapshotDeleteError", message);
         self.context.events.emit(content, &Self::component(content), event);
         Action::Backoff
@@ -612,7 +657,7 @@ impl Snapshotter {
             self.context.namespace,
             deletion_freeze::RESTORE_MARKER_NAME
         );
-        self.context.recorders.of_role().record(StepResult::Waiting, text.clone(), None);
+        self.recorder(content).record(StepResult::Waiting, text.clone(), None);
         let event = EventSpec::warning("DeletionFrozen", text);
         self.context.events.emit(content, &Self::component(content), event);
         Action::RequeueAfter(EVENT_REPEAT_INTERVAL)

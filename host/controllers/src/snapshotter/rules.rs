@@ -10,7 +10,7 @@ use std::sync::Arc;
 use cofferdam_cluster::{Cache, Lookup};
 use cofferdam_domain::{
     ClusterId, DriverName, SnapshotHandle, Uid, VolumeHandle, VolumeSnapshotClass, VolumeSnapshotClassName,
-    VolumeSnapshotContent, names,
+    VolumeSnapshotContent, VolumeSnapshotContentName, names,
     names::RESERVED_PARAMETER_PREFIX,
     storage::{CreateSnapshot, ErrorKind, Finality, Parameters, Snapshot, SnapshotOwner, StorageError},
     volume::SecretRef,
@@ -158,18 +158,22 @@ fn decide_deletion(cache: &Cache, content: &VolumeSnapshotContent, is_frozen: bo
         return SnapshotterVerdict::DeletionFrozen;
     }
     let contents = cache.contents_with_handle(&content.driver, handle);
-    let keeps = |other: &&Arc<VolumeSnapshotContent>| {
-        let is_deleted_too =
-            other.deletion_policy == DeletionPolicy::Delete && is_deleting(other) && !is_being_created(other);
-        other.name != content.name && !is_deleted_too
-    };
-    match contents.iter().find(keeps) {
+    match contents.iter().find(|other| keeps_snapshot(other, content)) {
         None => SnapshotterVerdict::Delete(handle.clone()),
-        Some(other) => SnapshotterVerdict::FailDeletion(format!(
-            "VolumeSnapshotContent {} refers to the same snapshot {handle}: it is not deleted",
-            other.name
-        )),
+        Some(other) => SnapshotterVerdict::FailDeletion(kept_by(&other.name, handle)),
     }
+}
+
+/// Returns true if a content with the same snapshot as `content` keeps it.
+pub fn keeps_snapshot(other: &VolumeSnapshotContent, content: &VolumeSnapshotContent) -> bool {
+    let is_deleted_too =
+        other.deletion_policy == DeletionPolicy::Delete && is_deleting(other) && !is_being_created(other);
+    other.name != content.name && !is_deleted_too
+}
+
+/// The reason why a snapshot is not deleted: another content refers to it.
+pub fn kept_by(other: &VolumeSnapshotContentName, handle: &SnapshotHandle) -> String {
+    format!("VolumeSnapshotContent {other} refers to the same snapshot {handle}: it is not deleted")
 }
 
 /// Returns true if a content is being deleted and may be: it is unbound, or its VolumeSnapshot is being

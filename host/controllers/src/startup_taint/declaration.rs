@@ -37,12 +37,7 @@ impl DeclaredController for StartupTaint {
     }
 
     fn check(settings: &Settings, backends: &[Arc<dyn Backend>]) -> Result<(), ControllerManagerError> {
-        match backends.iter().find(|backend| settings.is_node_local(&***backend)) {
-            None => Ok(()),
-            Some(backend) => Err(ControllerManagerError::StartupTaintWithNodeLocalDriver(
-                backend.description().name.clone(),
-            )),
-        }
+        settings.check_no_local_driver(backends, ROLE, "which needs the right to change every node")
     }
 
     fn watches(_: &Settings, _: &[Arc<dyn Backend>]) -> Vec<WatchSpec> {

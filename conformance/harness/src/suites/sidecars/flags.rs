@@ -19,7 +19,8 @@ use tokio::{process::Command, time::timeout};
 use crate::{run::SuiteRun, sidecar};
 
 /// The sidecars that `make peers` builds.
-const BUILT: [&str; 3] = ["csi-provisioner", "csi-attacher", "csi-resizer"];
+const BUILT: [&str; 5] =
+    ["csi-provisioner", "csi-attacher", "csi-resizer", "csi-snapshotter", "snapshot-controller"];
 /// The sidecars in the directory `SIDECARS`.
 const FURTHER: [&str; 2] = ["csi-node-driver-registrar", "livenessprobe"];
 /// Programs that run at the same time.

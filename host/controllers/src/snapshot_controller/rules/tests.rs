@@ -416,16 +416,20 @@ fn a_content_whose_snapshot_is_lost_is_deleted_unless_it_may_be_a_copy() {
     assert_eq!(decide(&[], false), ContentVerdict::MarkAbandoned, "nothing is created yet");
     assert_eq!(decide(&[&created, &being_created], false), ContentVerdict::MarkAbandoned);
     assert_eq!(decide(&[&created], true), ContentVerdict::MarkAbandoned);
-    assert!(keeps(&[&created], false), "it may be a copy from another cluster");
+    assert_eq!(
+        decide(&[&created], false),
+        ContentVerdict::SnapshotGone,
+        "it may be a copy of another cluster's"
+    );
     assert_eq!(decide(&[&created, &marked], false), ContentVerdict::DeleteAbandoned);
     let deleting = json!({"metadata": {"deletionTimestamp": "2026-01-01T00:00:00Z"}});
     assert!(keeps(&[&created, &marked, &deleting], true));
     assert_eq!(decide(&[&created, &deleting], true), ContentVerdict::MarkAbandoned);
-    for other in [
-        json!({"spec": {"volumeSnapshotRef": {"uid": "1"}}}),
-        json!({"spec": {"deletionPolicy": "Retain"}}),
-        json!({"spec": {"source": {"volumeHandle": null, "snapshotHandle": "h"}}}),
-    ] {
+    for other in
+        [json!({"spec": {"volumeSnapshotRef": {"uid": "1"}}}), json!({"spec": {"deletionPolicy": "Retain"}})]
+    {
         assert!(keeps(&[&created, &other], true), "{other}");
     }
+    let existing = json!({"spec": {"source": {"volumeHandle": null, "snapshotHandle": "h"}}});
+    assert_eq!(decide(&[&created, &existing], true), ContentVerdict::SnapshotGone);
 }

@@ -42,6 +42,7 @@ fn existing_content(labels: &Value) -> [UserAction; 2] {
     [Create(content), Create(snapshot_of_content())]
 }
 
+const MANAGED_BY: &str = "snapshot.storage.kubernetes.io/managed-by";
 const CREATE_SOURCE: &str = "create source topology.cofferdam.dev/node=n1";
 const SNAPSHOT_ON_N1: &str = "snapshot snapshot-s of source on n1";
 const TAKEN: &[&str] = &[
@@ -220,10 +221,32 @@ pub(super) fn scenarios() -> Vec<Scenario> {
         },
         Scenario {
             name: "existing snapshot of a node-local driver: the process of the content's node reads it",
-            actions: existing_content(&json!({"snapshot.storage.kubernetes.io/managed-by": "n2"})).into(),
+            actions: existing_content(&json!({MANAGED_BY: "n2"})).into(),
             snapshots: &["s existing ready"],
             snapshot_contents: &["existing s ready on n2"],
             events: &["s Normal SnapshotCreated", "s Normal SnapshotReady"],
+            topology,
+            storage_nodes: NODES,
+            ..Scenario::default()
+        },
+        Scenario {
+            name: "existing snapshot of a node-local driver with a second content without a node: it is deleted \
+                   after that content",
+            actions: vec![
+                Create(with(content("Delete"), &json!({"metadata": {"labels": {MANAGED_BY: "n1"}}}))),
+                Create(with(content("Retain"), &json!({"metadata": {"name": "copy"}}))),
+                Create(snapshot_of_content()),
+                Settle,
+                Delete(SNAPSHOT),
+                Until(Event("existing Warning SnapshotDeleteError")),
+                Delete("/apis/snapshot.storage.k8s.io/v1/volumesnapshotcontents/copy"),
+            ],
+            events: &[
+                "existing Warning SnapshotDeleteError",
+                "s Normal SnapshotCreated",
+                "s Normal SnapshotReady",
+            ],
+            calls: &["delete static-snapshot on n1"],
             topology,
             storage_nodes: NODES,
             ..Scenario::default()

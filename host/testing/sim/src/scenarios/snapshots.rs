@@ -631,6 +631,7 @@ pub(super) fn scenarios() -> Vec<Scenario> {
             ),
             snapshot_contents: &["existing s ready"],
             array_snapshots: &["gone"],
+            events: &["existing Warning SnapshotMissing"],
             calls: &[CREATE_OF_GONE],
             ..base()
         },
@@ -648,7 +649,12 @@ pub(super) fn scenarios() -> Vec<Scenario> {
             ),
             snapshot_contents: &["of-gone s ready"],
             array_snapshots: &["gone"],
-            events: CREATED,
+            events: &[
+                "of-gone Warning SnapshotMissing",
+                "s Normal CreatingSnapshot",
+                "s Normal SnapshotCreated",
+                "s Normal SnapshotReady",
+            ],
             calls: &[CREATE_OF_GONE],
             ..base()
         },
