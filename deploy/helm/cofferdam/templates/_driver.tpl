@@ -42,7 +42,9 @@
 {{- $_ := set $config "secret-namespaces" $namespaces -}}
 {{- else if and (has .plan.placement (list "node-labels" "csi-node")) (has "snapshot-controller" .plan.centralRoles) -}}
 {{- /* The processes of the nodes find their VolumeSnapshotContents by the label that this setting writes. */ -}}
-{{- $config = merge $config (dict "enable-distributed-snapshotting" true) -}}
+{{- if not (hasKey $config "enable-distributed-snapshotting") -}}
+{{- $_ := set $config "enable-distributed-snapshotting" true -}}
+{{- end -}}
 {{- end -}}
 {{- include "cofferdam.toml" (dict "value" $config "prefix" "") -}}
 {{- end -}}
