@@ -39,7 +39,7 @@ impl fmt::Display for StepObject {
         match self {
             Self::Claim(claim) => claim.fmt(f),
             Self::Volume(volume) => write!(f, "pv/{volume}"),
-            Self::Snapshot(snapshot) => snapshot.fmt(f),
+            Self::Snapshot(snapshot) => write!(f, "vs/{snapshot}"),
             Self::Other(object) => f.write_str(object),
             Self::None => Ok(()),
         }

@@ -399,23 +399,21 @@ impl Writer {
     pub async fn list_scope<K: CachedKind>(&self, scope: &Scope) -> Result<Vec<DecodeResult<K>>, ApiError> {
         let cache = |object: &DecodeResult<K>| {
             K::store(&self.cache).apply(object.clone());
+            true
         };
-        self.read_scope_with(scope, cache).await
+        self.read_scope(scope, cache).await
     }
 
-    /// As [`Writer::list_scope`], without an effect on the cached objects: for objects that this process does
-    /// not watch.
+    /// Lists a scope from the API server, and returns the objects that satisfy `is_wanted`, without an effect on
+    /// the cached objects: for objects that this process does not watch. The others of a page are dropped with
+    /// the page.
     ///
     /// # Errors
     /// As [`Writer::list_scope`].
-    pub async fn read_scope<K: CachedKind>(&self, scope: &Scope) -> Result<Vec<DecodeResult<K>>, ApiError> {
-        self.read_scope_with(scope, |_| ()).await
-    }
-
-    async fn read_scope_with<K: CachedKind>(
+    pub async fn read_scope<K: CachedKind>(
         &self,
         scope: &Scope,
-        found_object: impl Fn(&DecodeResult<K>),
+        is_wanted: impl Fn(&DecodeResult<K>) -> bool,
     ) -> Result<Vec<DecodeResult<K>>, ApiError> {
         let target = match &scope.namespace {
             Some(namespace) => format!("{}s of namespace {namespace}", K::RESOURCE.kind),
@@ -433,8 +431,9 @@ impl Writer {
             for item in page.items() {
                 let object = decode::object::<K>(item.get())
                     .map_err(|error| ApiError::invalid_response(&target, error))?;
-                found_object(&object);
-                objects.push(object);
+                if is_wanted(&object) {
+                    objects.push(object);
+                }
             }
             if !pages.has_next() {
                 return Ok(objects);

@@ -36,10 +36,11 @@ pub(crate) enum Command {
     /// Run a simulated cluster in this process: API server, scheduler, kubelets, roles and driver
     #[command(after_help = Roles::help())]
     Dev(DevFlags),
-    /// Show the claims, volumes and attachments of every driver, stuck operations and the last errors
+    /// Show the claims, volumes, attachments and snapshots of every driver, stuck operations and the last
+    /// errors
     Status(StatusFlags),
-    /// List volumes that exist in a driver and that no object in the cluster refers to; delete them one at a
-    /// time
+    /// List volumes and snapshots that exist in a driver and that no object in the cluster refers to; delete
+    /// them one at a time
     Orphans(OrphansFlags),
     /// Create, inspect, call and test driver components, without a cluster
     #[command(subcommand)]
@@ -159,7 +160,7 @@ pub(crate) struct RbacCommand {
     #[arg(long, value_name = "NAME")]
     pub(crate) leader_election_namespace: Option<String>,
 
-    /// Namespace of the Secrets that StorageClasses and PersistentVolumes may name; repeat it for more;
+    /// Namespace of the Secrets that classes, PersistentVolumes and contents may name; repeat it for more;
     /// * for every namespace, an empty value for none. Pass the same to run [default: that of --namespace]
     #[arg(long, value_name = "NAMESPACE", value_delimiter = ',')]
     pub(crate) secret_namespaces: Vec<String>,

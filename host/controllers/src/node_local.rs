@@ -5,7 +5,7 @@
 use std::{collections::BTreeMap, time::Duration};
 
 use cofferdam_backend::Backend;
-use cofferdam_cluster::{ApiError, Cache, Writer, reflector::Scope};
+use cofferdam_cluster::{ApiError, Cache, Writer, objects::DecodeResult, reflector::Scope};
 use cofferdam_domain::{
     DriverName, Node, NodeName, Volume, VolumeName, VolumeSnapshotContent, names,
     storage::{Placement, Segments},
@@ -204,12 +204,10 @@ pub(crate) async fn candidate_nodes(
     writer: &Writer,
 ) -> Result<Vec<NodeName>, ApiError> {
     let scope = Scope { label_selector: Some(selector), ..Scope::default() };
-    let nodes = writer.read_scope::<Node>(&scope).await?;
-    let candidates = nodes.into_iter().filter_map(|node| match node {
-        Ok(node) => matches_affinity(volume, &node).then_some(node.name),
-        Err(undecodable) => Some(undecodable.key),
-    });
-    Ok(candidates.collect())
+    let is_candidate =
+        |node: &DecodeResult<Node>| node.as_ref().map_or(true, |node| matches_affinity(volume, node));
+    let nodes = writer.read_scope(&scope, is_candidate).await?.into_iter();
+    Ok(nodes.map(|node| node.map_or_else(|undecodable| undecodable.key, |node| node.name)).collect())
 }
 
 /// Returns true if a node may have the volume, by the terms of the volume's node affinity.

@@ -59,6 +59,7 @@ What the values mean, as JSON:
   localRoles       roles of the container `provisioner` of the DaemonSet
   nodeRoles        roles of the container `cofferdam` of the DaemonSet
   nodePlacement    the placement by which the account of the nodes gets its rights
+  sharesNodeAccount   other containers of the DaemonSet use its account, and write objects that no policy knows
   preStop          the container `cofferdam` of the DaemonSet waits for the volumes of a drained node
   nodeApi          the container `cofferdam` of the DaemonSet calls the API
   nodeToken        a container of the DaemonSet calls the API
@@ -104,10 +105,11 @@ What the values mean, as JSON:
 {{- end -}}
 {{- $preStop := and $component .Values.node.preStop.enabled -}}
 {{- $nodeApi := and $component (or $hasLabels $preStop) -}}
-{{- $nodeToken := or $nodeApi $local (dig "serviceAccountToken" false .Values.driver.csi.node) -}}
+{{- $sharesNodeAccount := dig "serviceAccountToken" false .Values.driver.csi.node -}}
 {{- range .Values.node.extraContainers -}}
-{{- range .volumeMounts -}}{{- if eq .name "token" -}}{{- $nodeToken = true -}}{{- end -}}{{- end -}}
+{{- range .volumeMounts -}}{{- if eq .name "token" -}}{{- $sharesNodeAccount = true -}}{{- end -}}{{- end -}}
 {{- end -}}
+{{- $nodeToken := or $nodeApi $local $sharesNodeAccount -}}
 {{- $singleOwner := eq (include "cofferdam.hasSingleOwner" .) "true" -}}
 {{- $ownsData := and $singleOwner (not $nodeLocal) -}}
 {{- $replicas := default (ternary 1 2 $ownsData) .Values.controller.replicaCount -}}
@@ -124,6 +126,7 @@ What the values mean, as JSON:
   "nodePlacement" (ternary "node-labels" $placement (and (or $hasLabels $preStop) (ne $placement "csi-node")))
   "nodeApi" $nodeApi
   "nodeToken" (not (empty $nodeToken))
+  "sharesNodeAccount" $sharesNodeAccount
   "preStop" $preStop
   "replicas" $replicas
   "recreate" $ownsData

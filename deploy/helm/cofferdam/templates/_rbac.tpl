@@ -7,11 +7,14 @@ dict "context" "account" "namespace" "leaseNamespace" "placement" "roles" "secre
 {{- $ := . -}}
 {{- $table := .context.Files.Get "files/rbac.json" | fromJson -}}
 {{- $byRole := get $table .placement -}}
+{{- /* The setting needs a right beside those of the placement. */ -}}
+{{- $labelsContents := dig "enable-distributed-snapshotting" false .context.Values.controller.settings -}}
 {{- $shared := printf "%s:%s" .namespace .account -}}
 {{- /* Rules by the namespace of their Role; "" is the ClusterRole. */ -}}
 {{- $rules := dict "" list -}}
 {{- range $role := .roles -}}
 {{- $of := get $byRole $role -}}
+{{- if and (eq $role "snapshot-controller") $labelsContents -}}{{- $of = get (get $table "node-labels") $role -}}{{- end -}}
 {{- $_ := set $rules "" (concat (get $rules "") $of.cluster) -}}
 {{- include "cofferdam.addRules" (dict "rules" $rules "namespace" $.namespace "add" $of.namespace) -}}
 {{- include "cofferdam.addRules" (dict "rules" $rules "namespace" $.leaseNamespace "add" $of.leases) -}}

@@ -109,7 +109,7 @@
 {{- end -}}
 {{- end -}}
 {{- end -}}
-{{- range $path, $classes := dict "storageClasses" .Values.storageClasses "volumeAttributesClasses" .Values.volumeAttributesClasses -}}
+{{- range $path, $classes := dict "storageClasses" .Values.storageClasses "volumeAttributesClasses" .Values.volumeAttributesClasses "volumeSnapshotClasses" .Values.volumeSnapshotClasses -}}
 {{- $names := dict -}}
 {{- range $classes -}}
 {{- if hasKey $names .name -}}{{- fail (printf "%s has the name %q twice: expected one class of a name" $path .name) -}}{{- end -}}

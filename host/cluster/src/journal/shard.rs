@@ -126,14 +126,12 @@ impl Journal {
     /// # Errors
     /// [`ApiError`] of the first failed read.
     pub async fn sources_live(&self) -> Result<RequestedSources, ApiError> {
+        let shards = try_join_all((0..SHARD_COUNT).map(|shard| self.fetch_shard(shard))).await?;
         let mut requested = RequestedSources::default();
-        for shard in 0..SHARD_COUNT {
-            let Some(ShardContents { data, .. }) = self.fetch_shard(shard).await? else { continue };
-            for (uid, json) in data {
-                match serde_json::from_str::<Intent>(&json) {
-                    Ok(intent) => requested.add(&intent),
-                    Err(_) => requested.undecodable = Some(uid.into()),
-                }
+        for (uid, json) in shards.into_iter().flatten().flat_map(|shard| shard.data) {
+            match serde_json::from_str::<Intent>(&json) {
+                Ok(intent) => requested.add(&intent),
+                Err(_) => requested.undecodable = Some(uid.into()),
             }
         }
         let state = self.inner.state.lock();

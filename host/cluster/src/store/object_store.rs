@@ -349,13 +349,14 @@ impl<K: Indexed> ObjectStore<K> {
         let mut changes = Vec::new();
         {
             let mut inner = self.inner.write();
+            // Before the removal: nobody takes a removed object for a deleted one.
+            self.served.store(false, Ordering::Relaxed);
             let keys: Vec<K::Key> = inner.objects.keys().chain(inner.undecodable.keys()).cloned().collect();
             for key in keys {
                 let old = inner.take(&key);
                 changes.push(Change { key, old, new: None });
             }
         }
-        self.served.store(false, Ordering::Relaxed);
         for change in changes {
             self.notify(Some(change));
         }

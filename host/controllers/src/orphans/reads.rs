@@ -29,8 +29,6 @@ pub(super) enum Unlistable {
     Ability(Ability),
     #[error("the driver does not list snapshots")]
     Snapshots,
-    #[error("the cluster does not serve {0}s: their CustomResourceDefinition is missing")]
-    Kind(&'static str),
     #[error(transparent)]
     Class(#[from] SnapshotParameterError),
 }
@@ -40,6 +38,8 @@ pub(super) enum Unlistable {
 pub(super) enum ScanError {
     #[error(transparent)]
     Unlistable(#[from] Unlistable),
+    #[error("the API server does not serve {0}s; expected their CustomResourceDefinition")]
+    NotServed(&'static str),
     #[error(transparent)]
     Listing(ListingError),
     #[error(transparent)]
@@ -68,9 +68,7 @@ impl OrphanContext {
                 Ok(ResourcePages::Volumes(VolumePages::new(backend, call(Secrets::default()))))
             }
             OrphanKind::Snapshot => {
-                // Without its objects, every snapshot would be an orphan.
-                check_served::<VolumeSnapshotContent>(&self.cache)?;
-                check_served::<VolumeSnapshot>(&self.cache)?;
+                self.check_served()?;
                 let references = list_secrets(&self.cache, &backend.description().name)?;
                 let mut secrets = Vec::new();
                 for reference in &references {
@@ -85,16 +83,32 @@ impl OrphanContext {
         }
     }
 
+    /// Checks that the API server serves the kinds that refer to what is scanned: without their objects, every
+    /// snapshot would be an orphan.
+    ///
+    /// # Errors
+    /// [`ScanError::NotServed`]
+    fn check_served(&self) -> Result<(), ScanError> {
+        match self.kind {
+            OrphanKind::Volume => Ok(()),
+            OrphanKind::Snapshot => {
+                check_kind::<VolumeSnapshotContent>(&self.cache)?;
+                check_kind::<VolumeSnapshot>(&self.cache)
+            }
+        }
+    }
+
     /// The next page of a listing, or `None` at its end.
     ///
     /// # Errors
+    /// [`ScanError::NotServed`] at the end, if the kinds were removed during the scan;
     /// [`ScanError::Listing`]. [`ScanError::Unlistable`] for a driver that does not implement ListSnapshots:
     /// its ability does not tell.
     pub(super) async fn next_page(
         &self,
         pages: &mut ResourcePages<'_>,
     ) -> Result<Option<Vec<Resource>>, ScanError> {
-        pages.next().await.map_err(|error| match &error {
+        let page = pages.next().await.map_err(|error| match &error {
             ListingError::Driver(StorageError { kind: ErrorKind::Unimplemented, .. })
                 if self.kind == OrphanKind::Snapshot =>
             {
@@ -103,7 +117,11 @@ impl OrphanContext {
             ListingError::Driver(_) | ListingError::TooManyPages | ListingError::Timeout => {
                 ScanError::Listing(error)
             }
-        })
+        })?;
+        if page.is_none() {
+            self.check_served()?;
+        }
+        Ok(page)
     }
 
     /// The sources of the volumes that the driver's intents request, as the API server has them. The scan of
@@ -119,8 +137,8 @@ impl OrphanContext {
     }
 }
 
-fn check_served<K: CachedKind>(cache: &Cache) -> Result<(), Unlistable> {
-    K::store(cache).is_served().then_some(()).ok_or(Unlistable::Kind(K::RESOURCE.kind))
+fn check_kind<K: CachedKind>(cache: &Cache) -> Result<(), ScanError> {
+    K::store(cache).is_served().then_some(()).ok_or(ScanError::NotServed(K::RESOURCE.kind))
 }
 
 /// The Secrets of ListSnapshots that the driver's classes name, each once.
@@ -157,14 +175,14 @@ mod tests {
     #[test]
     fn snapshots_are_not_scanned_without_their_definitions() {
         let cache = Cache::default();
-        let error = check_served::<VolumeSnapshot>(&cache).unwrap_err();
+        let error = check_kind::<VolumeSnapshot>(&cache).unwrap_err();
         assert_eq!(
             error.to_string(),
-            "the cluster does not serve VolumeSnapshots: their CustomResourceDefinition is missing"
+            "the API server does not serve VolumeSnapshots; expected their CustomResourceDefinition"
         );
         cache.snapshots.replace(Vec::new(), ResourceVersion(1));
-        assert!(check_served::<VolumeSnapshot>(&cache).is_ok());
+        assert!(check_kind::<VolumeSnapshot>(&cache).is_ok());
         cache.snapshots.clear();
-        assert!(check_served::<VolumeSnapshot>(&cache).is_err());
+        assert!(check_kind::<VolumeSnapshot>(&cache).is_err());
     }
 }

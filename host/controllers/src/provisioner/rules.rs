@@ -175,8 +175,8 @@ pub enum ProvisionVerdict {
     },
     /// Add the finalizer to this source, then decide again.
     ProtectSource(SourceObject),
-    /// The volume that is cloned is not on the selected node: remove `selected-node`, so that the scheduler
-    /// selects another node.
+    /// The source of the volume's content is not on the selected node: remove `selected-node`, so that the
+    /// scheduler selects another node.
     LeaveNode {
         /// The selected node.
         node: NodeName,
@@ -626,9 +626,9 @@ fn find_source(
                 return Err(Box::new(ProvisionVerdict::ReadSnapshot(snapshot.clone())));
             };
             let local_node = input.options.local_node_of(&class.provisioner);
-            // Only the snapshot's node waits for the snapshot, and reports what is wrong with it.
-            if let (Some(local_node), Some(content)) = (local_node, &live.content)
-                && !local_node.manages(content)
+            // Only the node of a snapshot waits for it, and reports what is wrong with it.
+            if let Some(local_node) = local_node
+                && live.node_of(&class.provisioner).is_some_and(|node| node != local_node.node.as_str())
             {
                 let node = local_node.node.clone();
                 let message = failed(format!("its snapshot is not on the selected node {node}"));
@@ -639,6 +639,10 @@ fn find_source(
             let found = checked.map_err(|error| wait(error.to_string()))?;
             if local_node.is_none() {
                 return Ok(Some(found));
+            }
+            if live.node_of(&class.provisioner).is_none() {
+                let label = names::SNAPSHOT_MANAGED_BY;
+                return Err(wait(format!("its VolumeSnapshotContent has no label {label} with its node")));
             }
             // The account of a node has no permission to write the finalizer. It needs none:
             // snapshot-controller keeps a VolumeSnapshot that a claim without a volume names, and the

@@ -11,7 +11,7 @@ use cofferdam_cluster::{
 use cofferdam_domain::{
     Claim, ClaimKey, DriverName, Uid, Volume, VolumeSnapshot, VolumeSnapshotClass, VolumeSnapshotContent,
     VolumeSnapshotContentName, VolumeSnapshotKey, names,
-    volume_snapshot::{VolumeSnapshotSource, VolumeSnapshotStatus},
+    volume_snapshot::{DeletionPolicy, VolumeSnapshotSource, VolumeSnapshotStatus},
 };
 use parking_lot::Mutex;
 use serde_json::{Value, json};
@@ -66,7 +66,7 @@ pub(crate) struct SnapshotController {
     claims: Queue<ClaimKey>,
     /// By content, the VolumeSnapshots that disappeared although they had the content, or a finalizer, and were
     /// not being deleted, and those of contents that are abandoned. See [`rules::decide_content`].
-    lost: Mutex<HashMap<VolumeSnapshotContentName, Uid>>,
+    disappeared: Mutex<HashMap<VolumeSnapshotContentName, Uid>>,
 }
 
 impl Controller for SnapshotController {
@@ -79,7 +79,7 @@ impl Controller for SnapshotController {
             snapshots: Queue::new("snapshot-controller-snapshot", backoff, queue_metrics),
             contents: Queue::new("snapshot-controller-content", backoff, queue_metrics),
             claims: Queue::new("snapshot-controller-claim", backoff, queue_metrics),
-            lost: Mutex::default(),
+            disappeared: Mutex::default(),
             context,
         })
     }
@@ -129,7 +129,9 @@ impl SnapshotController {
             |old: &VolumeSnapshot| change.new.as_ref().is_none_or(|new| new.meta.uid != old.meta.uid);
         if let Some(old) = change.old.as_ref().filter(|old| is_gone(old)) {
             self.context.metrics.forget(&old.meta.uid, || self.driver_of(old));
-            self.note_loss(old);
+            if self.context.cache.snapshots.is_served() {
+                self.note_disappearance(old);
+            }
         }
         if let Some(snapshot) = change.new.as_ref().or(change.old.as_ref()) {
             self.enqueue_source(snapshot);
@@ -138,12 +140,12 @@ impl SnapshotController {
 
     /// Remembers a VolumeSnapshot that disappeared, if kube-apiserver may have lost its finalizer, and
     /// enqueues its content.
-    fn note_loss(&self, snapshot: &VolumeSnapshot) {
+    fn note_disappearance(&self, snapshot: &VolumeSnapshot) {
         let content = rules::expected_content_name(snapshot);
         let has_finalizer = snapshot.meta.finalizer_index(names::SNAPSHOT_SOURCE_PROTECTION).is_some();
         let has_content = || !matches!(self.context.cache.snapshot_contents.get(&content), Lookup::Missing);
         if !snapshot.meta.deleting && (has_finalizer || has_content()) {
-            self.lost.lock().insert(content.clone(), snapshot.meta.uid.clone());
+            self.disappeared.lock().insert(content.clone(), snapshot.meta.uid.clone());
         }
         self.contents.add(content);
     }
@@ -543,15 +545,12 @@ impl SnapshotController {
         let content = match self.context.cache.snapshot_contents.get(name) {
             Lookup::Found(content) => content,
             Lookup::Undecodable(_) => return Action::Done,
-            Lookup::Missing => {
-                self.lost.lock().remove(name);
-                return Action::Done;
-            }
+            Lookup::Missing => return self.forget_disappeared(name).await,
         };
         let uid = content.snapshot.uid.as_ref();
-        let is_lost = uid.is_some() && self.lost.lock().get(name) == uid;
+        let has_disappeared = uid.is_some() && self.disappeared.lock().get(name) == uid;
         let writer = &self.context.writer;
-        let written = match rules::decide_content(&self.context.cache, &content, is_lost) {
+        let written = match rules::decide_content(&self.context.cache, &content, has_disappeared) {
             ContentVerdict::NoAction(_) => return Action::Done,
             ContentVerdict::Invalid(count) => {
                 let text = format!("spec.source has {count} sources; expected exactly one");
@@ -564,21 +563,23 @@ impl SnapshotController {
                 let text = format!("adds the finalizer of VolumeSnapshotContent {name}");
                 self.record(&content.snapshot.key, &text, write).await.map(drop)
             }
-            verdict @ (ContentVerdict::SnapshotGone
-            | ContentVerdict::MarkAbandoned
-            | ContentVerdict::DeleteAbandoned) => match self.has_snapshot(&content).await {
+            ContentVerdict::SnapshotMissing => match self.has_snapshot(&content).await {
                 Ok(true) => return Action::Requeue,
-                Ok(false) if verdict == ContentVerdict::SnapshotGone => {
-                    return self.report_gone_snapshot(&content);
-                }
-                Ok(false) => match self.abandon(&content, &verdict).await {
-                    Ok(true) => Ok(()),
-                    // Kept, as by external-snapshotter.
-                    Ok(false) => return self.report_gone_snapshot(&content),
-                    Err(error) => Err(error),
-                },
+                Ok(false) => return self.report_missing_snapshot(&content),
                 Err(error) => Err(error),
             },
+            verdict @ (ContentVerdict::MarkAbandoned | ContentVerdict::DeleteAbandoned) => {
+                match self.is_abandoned(&content).await {
+                    Ok(Some(true)) if verdict == ContentVerdict::DeleteAbandoned => {
+                        self.delete_content(&content).await
+                    }
+                    Ok(Some(true)) => self.mark_abandoned(&content).await,
+                    // Kept, as by external-snapshotter.
+                    Ok(Some(false)) => return self.report_missing_snapshot(&content),
+                    Ok(None) => return Action::Requeue,
+                    Err(error) => Err(error),
+                }
+            }
         };
         match written {
             Ok(()) => Action::Done,
@@ -592,23 +593,23 @@ impl SnapshotController {
         Ok(snapshot.is_some_and(|snapshot| content.is_bound_to(&snapshot)))
     }
 
-    /// Marks or deletes a content without a VolumeSnapshot. Returns false if it is kept, because somebody else
-    /// has written it.
-    async fn abandon(
-        &self,
-        content: &VolumeSnapshotContent,
-        verdict: &ContentVerdict,
-    ) -> Result<bool, ApiError> {
-        if !conflict::is_written_by_controller(&self.context.writer, &content.name).await? {
-            return Ok(false);
+    /// Returns true if a content without its VolumeSnapshot is to be deleted: snapshot controllers of this
+    /// cluster have written it. `None` if the VolumeSnapshot exists after all, or may exist, since the API
+    /// server does not serve the kind.
+    async fn is_abandoned(&self, content: &VolumeSnapshotContent) -> Result<Option<bool>, ApiError> {
+        if self.has_snapshot(content).await? || !self.context.cache.snapshots.is_served() {
+            return Ok(None);
         }
-        if *verdict == ContentVerdict::DeleteAbandoned {
-            return self.delete_content(content).await.map(|()| true);
+        conflict::is_written_by_controller(&self.context.writer, &content.name).await.map(Some)
+    }
+
+    /// As [`mark_content`](Self::mark_content), for a content without its VolumeSnapshot.
+    async fn mark_abandoned(&self, content: &VolumeSnapshotContent) -> Result<(), ApiError> {
+        // The decision stays if the creation of the snapshot ends before the write.
+        if let Some(uid) = &content.snapshot.uid {
+            self.disappeared.lock().insert(content.name.clone(), uid.clone());
         }
-        // The decision stays if the creation ends before the write.
-        let uid = content.snapshot.uid.clone();
-        self.lost.lock().extend(uid.map(|uid| (content.name.clone(), uid)));
-        self.mark_content(content).await.map(|()| true)
+        self.mark_content(content).await
     }
 
     /// Writes the annotation that the VolumeSnapshot is being deleted.
@@ -625,21 +626,46 @@ impl SnapshotController {
         self.record(&content.snapshot.key, &text, write).await.map(drop)
     }
 
-    /// Emits an event on a content without its VolumeSnapshot.
-    fn report_gone_snapshot(&self, content: &VolumeSnapshotContent) -> Action {
-        let consequence = match content.meta.deleting {
-            true => format!(
-                "the content and its snapshot are deleted once the content has the annotation {}: \"yes\"",
-                names::SNAPSHOT_BEING_DELETED
+    /// Forgets a VolumeSnapshot that disappeared, if its content does not exist: the cache may not have it yet.
+    async fn forget_disappeared(&self, content: &VolumeSnapshotContentName) -> Action {
+        if !self.disappeared.lock().contains_key(content) {
+            return Action::Done;
+        }
+        match self.context.writer.get::<VolumeSnapshotContent>(content).await {
+            Ok(None) if self.context.cache.snapshot_contents.is_served() => {
+                self.disappeared.lock().remove(content);
+                Action::Done
+            }
+            // The content, or the kind, enqueues the name again.
+            Ok(_) => Action::Done,
+            Err(error) => {
+                let writer = &self.context.writer;
+                action_for_write_error::<VolumeSnapshotContent>(writer, content, &error).await
+            }
+        }
+    }
+
+    /// Emits an event on a content without its VolumeSnapshot: once if the content stays, and again and again if
+    /// somebody waits for its deletion.
+    fn report_missing_snapshot(&self, content: &VolumeSnapshotContent) -> Action {
+        let annotation = format!("the annotation {}: \"yes\"", names::SNAPSHOT_BEING_DELETED);
+        let consequence = match (content.meta.deleting, content.deletion_policy) {
+            (true, DeletionPolicy::Delete) => {
+                format!("the content and its snapshot are deleted once the content has {annotation}")
+            }
+            (true, DeletionPolicy::Retain) => {
+                format!("the content is deleted once it has {annotation}; its snapshot stays")
+            }
+            (false, _) => format!(
+                "the content and its snapshot stay; {annotation} and the deletion of the content delete both"
             ),
-            false => "the content and its snapshot stay".to_owned(),
         };
         let text = format!(
             "VolumeSnapshot {} with the uid of spec.volumeSnapshotRef does not exist: {consequence}",
             content.snapshot.key
         );
         self.context.events.emit(content, COMPONENT, EventSpec::warning("SnapshotMissing", text));
-        Action::RequeueAfter(EVENT_REPEAT_INTERVAL)
+        if content.meta.deleting { Action::RequeueAfter(EVENT_REPEAT_INTERVAL) } else { Action::Done }
     }
 
     /// Removes the finalizer of a source claim. See [`rules::removable_claim_finalizer`].

@@ -495,7 +495,7 @@ pub enum ContentVerdict {
     AddFinalizer,
     /// Emit an event, unless the VolumeSnapshot exists after all: without it, nobody deletes the content, or
     /// allows its deletion.
-    SnapshotGone,
+    SnapshotMissing,
     /// Write the annotation that the VolumeSnapshot is being deleted, unless it exists after all, or somebody
     /// else has written the source or the deletion policy of the content.
     MarkAbandoned,
@@ -508,11 +508,15 @@ pub enum ContentVerdict {
 /// kube-apiserver loses a finalizer that is written while it deletes the object: it reads the finalizers
 /// before, and compares only the uid. A VolumeSnapshot can then be gone although its content exists. Such a
 /// content with the deletion policy Delete is deleted as if the VolumeSnapshot were being deleted, if its
-/// snapshot is still being created, or `is_lost`: this process has seen that the VolumeSnapshot disappeared.
+/// snapshot is still being created, or `has_disappeared`: this process has seen that the VolumeSnapshot disappeared.
 /// Any other content may be a copy from another cluster; external-snapshotter keeps all of them. The caller
 /// checks who has written the content: a copy without its status looks as if its snapshot were being created,
 /// and a content that was kept when its VolumeSnapshot was deleted may get the deletion policy Delete later.
-pub fn decide_content(cache: &Cache, content: &VolumeSnapshotContent, is_lost: bool) -> ContentVerdict {
+pub fn decide_content(
+    cache: &Cache,
+    content: &VolumeSnapshotContent,
+    has_disappeared: bool,
+) -> ContentVerdict {
     if let SnapshotContentSource::Invalid(count) = content.source {
         return ContentVerdict::Invalid(count);
     }
@@ -536,7 +540,7 @@ pub fn decide_content(cache: &Cache, content: &VolumeSnapshotContent, is_lost: b
     if is_created_for_it && content.deletion_policy == DeletionPolicy::Delete {
         let is_being_created =
             content.handle().is_none() || content.meta.has_annotation(names::SNAPSHOT_BEING_CREATED);
-        if !is_marked && (is_being_created || is_lost) {
+        if !is_marked && (is_being_created || has_disappeared) {
             return ContentVerdict::MarkAbandoned;
         }
         if is_marked && !content.meta.deleting {
@@ -550,9 +554,9 @@ pub fn decide_content(cache: &Cache, content: &VolumeSnapshotContent, is_lost: b
         false => content.deletion_policy == DeletionPolicy::Delete,
     };
     if is_kept && !is_marked {
-        return ContentVerdict::SnapshotGone;
+        return ContentVerdict::SnapshotMissing;
     }
-    ContentVerdict::NoAction("the content has its finalizer")
+    ContentVerdict::NoAction("nothing is left to do without the VolumeSnapshot")
 }
 
 #[cfg(test)]

@@ -7,6 +7,7 @@ mod polls;
 pub mod reconcile;
 pub mod rules;
 pub(crate) mod settings;
+mod unlabelled;
 
 pub use declaration::ROLE;
 

@@ -12,7 +12,6 @@ use cofferdam_cluster::{
     metrics::Metrics,
     observer::StepResult,
     queue::{Action, Queue},
-    reflector::Scope,
     writer::PatchTarget,
 };
 use cofferdam_domain::{
@@ -32,6 +31,7 @@ use super::{
     polls::Polls,
     rules::{self, ContentError, CreatedVerdict, SnapshotterVerdict},
     settings::SnapshotSettings,
+    unlabelled::UnlabelledContents,
 };
 use crate::{
     controller::Controller,
@@ -79,6 +79,7 @@ pub(crate) struct Snapshotter {
     polls: Polls,
     /// Contents whose annotation of a creation this controller has written, in this term.
     marked: Mutex<HashSet<VolumeSnapshotContentName>>,
+    unlabelled: UnlabelledContents,
 }
 
 impl Controller for Snapshotter {
@@ -88,7 +89,9 @@ impl Controller for Snapshotter {
         let (backoff, queue_metrics) = (context.calls.backoff(), &context.queue_metrics);
         let queue = || Queue::new("csi-snapshotter-content", backoff, queue_metrics);
         let contents = context.drivers.keys().map(|driver| (driver.clone(), queue())).collect();
-        Arc::new(Self { context, contents, polls: Polls::new(backoff), marked: Mutex::default() })
+        let local_drivers = context.local_node.iter().flat_map(|node| node.drivers.keys().cloned());
+        let unlabelled = UnlabelledContents::new(context.writer.clone(), local_drivers.collect());
+        Arc::new(Self { contents, polls: Polls::new(backoff), marked: Mutex::default(), unlabelled, context })
     }
 
     fn subscribe(self: &Arc<Self>) {
@@ -508,7 +511,6 @@ impl Snapshotter {
         handle: SnapshotHandle,
     ) -> Result<(), Action> {
         self.check_unused(driver, content, &handle).await?;
-        self.check_unlabelled(content, &handle).await?;
         let secrets = match self.read_secret(rules::secret_of(content)).await {
             Ok(secrets) => secrets,
             Err(error) => return Err(self.fail_deletion(content, error.to_string())),
@@ -519,6 +521,11 @@ impl Snapshotter {
         }
         if deletion_freeze::is_frozen(&self.context.cache) {
             return Err(self.report_frozen(content));
+        }
+        match self.unlabelled.find_keeper(content, &handle).await {
+            Ok(None) => {}
+            Ok(Some(reason)) => return Err(self.fail_deletion(content, reason)),
+            Err(error) => return Err(self.action_for_error(content, &error).await),
         }
         let call = self.context.calls.call(&self.context.term, secrets);
         let started = Instant::now();
@@ -567,46 +574,6 @@ impl Snapshotter {
         let Some(claim) = claim else { return Ok(()) };
         let text = format!("claim {claim} is restored from the snapshot: it is not deleted yet");
         Err(self.fail_deletion(content, text))
-    }
-
-    /// Checks that no content without a node keeps the snapshot of a node-local driver: this process watches
-    /// only the contents of its node.
-    ///
-    /// # Errors
-    /// The action that the reconcile returns.
-    async fn check_unlabelled(
-        &self,
-        content: &VolumeSnapshotContent,
-        handle: &SnapshotHandle,
-    ) -> Result<(), Action> {
-        if !self.is_node_local(&content.driver) {
-            return Ok(());
-        }
-        let label_selector = Some(format!("!{}", names::SNAPSHOT_MANAGED_BY));
-        let scope = Scope { label_selector, ..Scope::default() };
-        let contents = match self.context.writer.read_scope::<VolumeSnapshotContent>(&scope).await {
-            Ok(contents) => contents,
-            Err(error) => return Err(self.action_for_error(content, &error).await),
-        };
-        for other in contents {
-            let text = match other {
-                Err(other) => format!(
-                    "VolumeSnapshotContent {} cannot be decoded and may refer to snapshot {handle}: it is not \
-                     deleted",
-                    other.key
-                ),
-                Ok(other)
-                    if other.driver == content.driver
-                        && other.handle() == Some(handle)
-                        && rules::keeps_snapshot(&other, content) =>
-                {
-                    rules::kept_by(&other.name, handle)
-                }
-                Ok(_) => continue,
-            };
-            return Err(self.fail_deletion(content, text));
-        }
-        Ok(())
     }
 
     /// Writes a failure to the status, unless the status has it, and emits its event then. Returns the

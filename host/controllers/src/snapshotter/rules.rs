@@ -157,6 +157,9 @@ fn decide_deletion(cache: &Cache, content: &VolumeSnapshotContent, is_frozen: bo
     if is_frozen {
         return SnapshotterVerdict::DeletionFrozen;
     }
+    if let Some(other) = cache.snapshot_contents.undecodable_key() {
+        return SnapshotterVerdict::FailDeletion(undecodable(&other, handle));
+    }
     let contents = cache.contents_with_handle(&content.driver, handle);
     match contents.iter().find(|other| keeps_snapshot(other, content)) {
         None => SnapshotterVerdict::Delete(handle.clone()),
@@ -174,6 +177,13 @@ pub fn keeps_snapshot(other: &VolumeSnapshotContent, content: &VolumeSnapshotCon
 /// The reason why a snapshot is not deleted: another content refers to it.
 pub fn kept_by(other: &VolumeSnapshotContentName, handle: &SnapshotHandle) -> String {
     format!("VolumeSnapshotContent {other} refers to the same snapshot {handle}: it is not deleted")
+}
+
+/// The reason why a snapshot is not deleted: this content may refer to it.
+pub fn undecodable(other: &VolumeSnapshotContentName, handle: &SnapshotHandle) -> String {
+    format!(
+        "VolumeSnapshotContent {other} cannot be decoded and may refer to snapshot {handle}: it is not deleted"
+    )
 }
 
 /// Returns true if a content is being deleted and may be: it is unbound, or its VolumeSnapshot is being

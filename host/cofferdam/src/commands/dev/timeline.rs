@@ -12,7 +12,7 @@ use std::{
 
 use cofferdam_cluster::{
     Cache, Change,
-    observer::{Step, StepObserver, StepResult},
+    observer::{Step, StepObject, StepObserver, StepResult},
 };
 use cofferdam_domain::{Claim, Volume, VolumeSnapshot, volume_snapshot::VolumeSnapshotSource};
 use parking_lot::Mutex;
@@ -194,7 +194,8 @@ impl Timeline {
             (Some(_), None) => "snapshot deleted".to_owned(),
             (Some(_), Some(_)) | (None, None) => return,
         };
-        self.line("api", TimelineLineKind::Object, change.key.to_string(), message, None);
+        let object = StepObject::Snapshot(change.key.clone()).to_string();
+        self.line("api", TimelineLineKind::Object, object, message, None);
     }
 
     /// Closes the timeline; further lines are ignored.

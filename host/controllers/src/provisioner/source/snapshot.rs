@@ -25,6 +25,16 @@ pub struct LiveSnapshot {
     pub content: Option<Arc<VolumeSnapshotContent>>,
 }
 
+impl LiveSnapshot {
+    /// The node that the label of the content names, if the content is of this driver and bound to the
+    /// VolumeSnapshot.
+    pub(in crate::provisioner) fn node_of(&self, driver: &DriverName) -> Option<&str> {
+        let (snapshot, content) = (self.snapshot.as_ref()?, self.content.as_ref()?);
+        let is_source = content.is_bound_to(snapshot) && content.driver == *driver;
+        content.managing_node().filter(|_| is_source)
+    }
+}
+
 /// The reason why no volume can be created from a VolumeSnapshot now.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 pub(in crate::provisioner) enum SnapshotSourceError {

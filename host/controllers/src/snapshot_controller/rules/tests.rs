@@ -388,7 +388,7 @@ fn a_deleted_content_whose_snapshot_is_gone_is_reported() {
     assert!(!has_action(json!({})), "the VolumeSnapshot exists");
     for other in [json!({"uid": "2"}), json!({"name": "t"})] {
         let verdict = decide(&json!({"spec": {"volumeSnapshotRef": other}}));
-        assert_eq!(verdict, ContentVerdict::SnapshotGone, "{other}");
+        assert_eq!(verdict, ContentVerdict::SnapshotMissing, "{other}");
     }
     let gone = json!({"spec": {"volumeSnapshotRef": {"uid": "2"}}});
     let marked = json!({"metadata": {"annotations": {names::SNAPSHOT_BEING_DELETED: "yes"}}});
@@ -418,7 +418,7 @@ fn a_content_whose_snapshot_is_lost_is_deleted_unless_it_may_be_a_copy() {
     assert_eq!(decide(&[&created], true), ContentVerdict::MarkAbandoned);
     assert_eq!(
         decide(&[&created], false),
-        ContentVerdict::SnapshotGone,
+        ContentVerdict::SnapshotMissing,
         "it may be a copy of another cluster's"
     );
     assert_eq!(decide(&[&created, &marked], false), ContentVerdict::DeleteAbandoned);
@@ -431,5 +431,5 @@ fn a_content_whose_snapshot_is_lost_is_deleted_unless_it_may_be_a_copy() {
         assert!(keeps(&[&created, &other], true), "{other}");
     }
     let existing = json!({"spec": {"source": {"volumeHandle": null, "snapshotHandle": "h"}}});
-    assert_eq!(decide(&[&created, &existing], true), ContentVerdict::SnapshotGone);
+    assert_eq!(decide(&[&created, &existing], true), ContentVerdict::SnapshotMissing);
 }

@@ -11,7 +11,7 @@ use super::{
 };
 use crate::{
     DriverFault, TopologyBehavior,
-    UserAction::{self, Create, Delete, Patch, Settle, Until},
+    UserAction::{self, Create, Delete, Patch, PatchContents, Settle, Until},
     WaitFor::{CallsCompleted, Deleted, Event},
     objects::{CLAIM, claim, class, node, selected_node, volume, with},
     scenario::Scenario,
@@ -230,8 +230,8 @@ pub(super) fn scenarios() -> Vec<Scenario> {
             ..Scenario::default()
         },
         Scenario {
-            name: "existing snapshot of a node-local driver with a second content without a node: it is deleted \
-                   after that content",
+            name: "existing snapshot of a node-local driver with a second content without a node: the snapshot is \
+                   deleted after that content",
             actions: vec![
                 Create(with(content("Delete"), &json!({"metadata": {"labels": {MANAGED_BY: "n1"}}}))),
                 Create(with(content("Retain"), &json!({"metadata": {"name": "copy"}}))),
@@ -247,6 +247,35 @@ pub(super) fn scenarios() -> Vec<Scenario> {
                 "s Normal SnapshotReady",
             ],
             calls: &["delete static-snapshot on n1"],
+            topology,
+            storage_nodes: NODES,
+            ..Scenario::default()
+        },
+        Scenario {
+            name: "restore of a node-local snapshot whose content gets its node late: the claim waits for it",
+            actions: [Create(with(class("now"), &json!({"volumeBindingMode": "Immediate"}))), Settle]
+                .into_iter()
+                .chain(existing_content(&json!({})))
+                .chain([
+                    Create(with(super::snapshots::restored(), &json!({"spec": {"storageClassName": "now"}}))),
+                    Until(Event("a Warning ProvisioningFailed")),
+                    PatchContents(json!({"metadata": {"labels": {MANAGED_BY: "n1"}}})),
+                ])
+                .collect(),
+            claims: &["a Bound of-a"],
+            volumes: &["of-a Bound a topology.cofferdam.dev/node=n1"],
+            snapshots: &["s existing ready"],
+            snapshot_contents: &["existing s ready on n1"],
+            array_owners: &["a on n1"],
+            events: &[
+                "a Normal ExternalProvisioning",
+                "a Normal ProvisioningSucceeded",
+                "a Warning ProvisioningFailed",
+                "s Normal SnapshotCreated",
+                "s Normal SnapshotReady",
+            ],
+            delayed_events: DELAYED_EVENTS,
+            calls: &["create a from static-snapshot topology.cofferdam.dev/node=n1"],
             topology,
             storage_nodes: NODES,
             ..Scenario::default()
