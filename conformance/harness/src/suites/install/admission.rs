@@ -15,6 +15,9 @@ const DRIVER: &str = "pool.policy.cofferdam.dev";
 const NAMESPACE: &str = "cofferdam-policy";
 /// Account of a node.
 const ACCOUNT: &str = "pool";
+/// A node-local driver whose topology key names a zone, and the account of its nodes.
+const LABELS_DRIVER: &str = "labels.policy.cofferdam.dev";
+const LABELS_ACCOUNT: &str = "labels";
 /// Account with the role `startup-taint`.
 const TAINT_ACCOUNT: &str = "controller";
 const NODE: &str = "node-1";
@@ -39,21 +42,24 @@ struct PolicyCase {
 pub(super) async fn check(cluster: &Cluster<'_>) -> Result<()> {
     let node_local =
         (ACCOUNT, ["provisioner", "resizer", "snapshotter"].as_slice(), ["--drivers", "node"].as_slice());
-    for (account, roles, flags) in [node_local, (TAINT_ACCOUNT, &["startup-taint"], &[])] {
+    let node_labels = (LABELS_ACCOUNT, node_local.1, ["--drivers", "node-labels"].as_slice());
+    for (account, roles, flags) in [node_local, node_labels, (TAINT_ACCOUNT, &["startup-taint"], &[])] {
         Account::render(cluster.run, cluster.plane, account, roles, NAMESPACE, flags).await?;
     }
     snapshot_crds::install(cluster.client()).await?;
-    apply_policies(cluster, "node-local", ACCOUNT).await?;
-    apply_policies(cluster, "startup-taint", TAINT_ACCOUNT).await?;
+    apply_policies(cluster, "node-local", DRIVER, ACCOUNT).await?;
+    apply_policies(cluster, "node-labels", LABELS_DRIVER, LABELS_ACCOUNT).await?;
+    apply_policies(cluster, "startup-taint", DRIVER, TAINT_ACCOUNT).await?;
     create_objects(cluster).await?;
-    let (of_nodes, of_taints) = ([cases(), content_cases()].concat(), taint_cases());
-    for first in [of_nodes.first(), of_taints.first()] {
+    let (of_nodes, of_labels, of_taints) =
+        ([cases(), content_cases()].concat(), label_cases(), taint_cases());
+    for first in [of_nodes.first(), of_labels.first(), of_taints.first()] {
         let first = first.context("no cases")?;
         // A request that is allowed before must have no effect.
         let first = PolicyCase { path: format!("{}?dryRun=All", first.path), ..first.clone() };
         until("the policies have an effect", TIMEOUT, async || check_case(cluster, &first).await).await?;
     }
-    let cases = [of_nodes, of_taints].concat();
+    let cases = [of_nodes, of_labels, of_taints].concat();
     for case in &cases {
         check_case(cluster, case)
             .await
@@ -66,12 +72,12 @@ pub(super) async fn check(cluster: &Cluster<'_>) -> Result<()> {
 }
 
 /// Applies a policy of `cofferdam render admission-policy` for an account.
-async fn apply_policies(cluster: &Cluster<'_>, policy: &str, account: &str) -> Result<()> {
+async fn apply_policies(cluster: &Cluster<'_>, policy: &str, driver: &str, account: &str) -> Result<()> {
     let rendered = [
         "render",
         "admission-policy",
         "--driver",
-        DRIVER,
+        driver,
         "--policy",
         policy,
         "--namespace",
@@ -112,6 +118,33 @@ fn taint_cases() -> Vec<PolicyCase> {
         case(OTHER_NODE, json!([{"op": "remove", "path": "/spec/taints"}]), only_removal),
         case(OTHER_NODE, remove(0), None),
         case(OTHER_NODE, remove(0), only_removal),
+    ]
+}
+
+/// Requests of the account of a driver whose node affinities name a zone.
+fn label_cases() -> Vec<PolicyCase> {
+    let case = |method: Method, path: &str, body: Value, denial: Option<&'static str>| PolicyCase {
+        account: LABELS_ACCOUNT,
+        node: Some(NODE),
+        method,
+        path: path.to_owned(),
+        body,
+        denial,
+    };
+    let (volumes, contents) =
+        ("/api/v1/persistentvolumes", "/apis/snapshot.storage.k8s.io/v1/volumesnapshotcontents");
+    let status = json!({"status": {"readyToUse": true}});
+    let of_driver = Some("of the CSI driver labels.policy.cofferdam.dev");
+    vec![
+        case(Method::POST, volumes, volume("foreign", &csi(DRIVER), NODE), of_driver),
+        case(Method::POST, volumes, volume("zonal", &csi(LABELS_DRIVER), OTHER_NODE), None),
+        PolicyCase {
+            node: None,
+            ..case(Method::DELETE, &format!("{volumes}/zonal"), Value::Null, Some("the token names no node"))
+        },
+        case(Method::DELETE, &format!("{volumes}/zonal"), Value::Null, None),
+        case(Method::PATCH, &format!("{contents}/labels-other/status"), status.clone(), of_driver),
+        case(Method::PATCH, &format!("{contents}/labels-own/status"), status, None),
     ]
 }
 
@@ -301,6 +334,8 @@ async fn create_objects(cluster: &Cluster<'_>) -> Result<()> {
         content("own", DRIVER, NODE),
         content("other", DRIVER, OTHER_NODE),
         content("driver", "array.example.com", NODE),
+        content("labels-own", LABELS_DRIVER, NODE),
+        content("labels-other", LABELS_DRIVER, OTHER_NODE),
     ];
     let file = cluster.run.directory().join("admission-objects.json");
     std::fs::write(&file, json!({"apiVersion": "v1", "kind": "List", "items": items}).to_string())?;
@@ -346,7 +381,7 @@ async fn ensure_type_checked(cluster: &Cluster<'_>) -> Result<()> {
     let policies: Api<ValidatingAdmissionPolicy> = Api::all(cluster.client().clone());
     until("the policies are type-checked", TIMEOUT, async || {
         let all = policies.list(&ListParams::default()).await?.items;
-        ensure!(all.len() == 5, "{} policies", all.len());
+        ensure!(all.len() == 9, "{} policies", all.len());
         for policy in all {
             let status = policy.status.context("no status")?;
             let checked = status.type_checking.context("not type-checked")?;
