@@ -404,9 +404,9 @@ impl Writer {
         self.read_scope(scope, cache).await
     }
 
-    /// Lists a scope from the API server, and returns the objects that satisfy `is_wanted`, without an effect on
-    /// the cached objects: for objects that this process does not watch. The others of a page are dropped with
-    /// the page.
+    /// Lists a scope from the API server, and returns the objects that satisfy `is_wanted`, without an effect
+    /// on the cached objects: for objects that this process does not watch. The others of a page are dropped
+    /// with the page.
     ///
     /// # Errors
     /// As [`Writer::list_scope`].

@@ -178,8 +178,8 @@ pub(crate) enum AdmissionPolicyArg {
     /// topology.cofferdam.dev/node
     #[default]
     NodeLocal,
-    /// As node-local, for a driver with other topology keys: of PersistentVolumes, the account changes those of
-    /// the driver on any node
+    /// As node-local, for a driver with other topology keys: of PersistentVolumes, the account changes those
+    /// of the driver on any node
     NodeLabels,
     /// The account of the role startup-taint changes nothing of Nodes but the taint DRIVER/agent-not-ready
     StartupTaint,

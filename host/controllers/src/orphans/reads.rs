@@ -83,8 +83,8 @@ impl OrphanContext {
         }
     }
 
-    /// Checks that the API server serves the kinds that refer to what is scanned: without their objects, every
-    /// snapshot would be an orphan.
+    /// Checks that the API server serves the kinds that refer to what is scanned: without their objects,
+    /// every snapshot would be an orphan.
     ///
     /// # Errors
     /// [`ScanError::NotServed`]

@@ -64,8 +64,8 @@ pub(crate) struct SnapshotController {
     contents: Queue<VolumeSnapshotContentName>,
     /// Claims with the finalizer of a source.
     claims: Queue<ClaimKey>,
-    /// By content, the VolumeSnapshots that disappeared although they had the content, or a finalizer, and were
-    /// not being deleted, and those of contents that are abandoned. See [`rules::decide_content`].
+    /// By content, the VolumeSnapshots that disappeared although they had the content, or a finalizer, and
+    /// were not being deleted, and those of contents that are abandoned. See [`rules::decide_content`].
     disappeared: Mutex<HashMap<VolumeSnapshotContentName, Uid>>,
 }
 
@@ -626,7 +626,8 @@ impl SnapshotController {
         self.record(&content.snapshot.key, &text, write).await.map(drop)
     }
 
-    /// Forgets a VolumeSnapshot that disappeared, if its content does not exist: the cache may not have it yet.
+    /// Forgets a VolumeSnapshot that disappeared, if its content does not exist: the cache may not have it
+    /// yet.
     async fn forget_disappeared(&self, content: &VolumeSnapshotContentName) -> Action {
         if !self.disappeared.lock().contains_key(content) {
             return Action::Done;
@@ -645,8 +646,8 @@ impl SnapshotController {
         }
     }
 
-    /// Emits an event on a content without its VolumeSnapshot: once if the content stays, and again and again if
-    /// somebody waits for its deletion.
+    /// Emits an event on a content without its VolumeSnapshot: once if the content stays, and again and again
+    /// if somebody waits for its deletion.
     fn report_missing_snapshot(&self, content: &VolumeSnapshotContent) -> Action {
         let annotation = format!("the annotation {}: \"yes\"", names::SNAPSHOT_BEING_DELETED);
         let consequence = match (content.meta.deleting, content.deletion_policy) {

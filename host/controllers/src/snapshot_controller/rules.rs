@@ -508,10 +508,11 @@ pub enum ContentVerdict {
 /// kube-apiserver loses a finalizer that is written while it deletes the object: it reads the finalizers
 /// before, and compares only the uid. A VolumeSnapshot can then be gone although its content exists. Such a
 /// content with the deletion policy Delete is deleted as if the VolumeSnapshot were being deleted, if its
-/// snapshot is still being created, or `has_disappeared`: this process has seen that the VolumeSnapshot disappeared.
-/// Any other content may be a copy from another cluster; external-snapshotter keeps all of them. The caller
-/// checks who has written the content: a copy without its status looks as if its snapshot were being created,
-/// and a content that was kept when its VolumeSnapshot was deleted may get the deletion policy Delete later.
+/// snapshot is still being created, or `has_disappeared`: this process has seen that the VolumeSnapshot
+/// disappeared. Any other content may be a copy from another cluster; external-snapshotter keeps all of them.
+/// The caller checks who has written the content: a copy without its status looks as if its snapshot were
+/// being created, and a content that was kept when its VolumeSnapshot was deleted may get the deletion policy
+/// Delete later.
 pub fn decide_content(
     cache: &Cache,
     content: &VolumeSnapshotContent,

@@ -22,8 +22,8 @@ impl UnlabelledContents {
         Self { writer, drivers, reads: SingleFlightReads::default() }
     }
 
-    /// Returns the reason why the snapshot of a content must not be deleted: a content without a node keeps it,
-    /// or cannot be decoded. `None` if there is none.
+    /// Returns the reason why the snapshot of a content must not be deleted: a content without a node keeps
+    /// it, or cannot be decoded. `None` if there is none.
     ///
     /// # Errors
     /// The contents cannot be read.

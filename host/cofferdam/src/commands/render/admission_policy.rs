@@ -65,9 +65,9 @@ impl PolicyChecks {
     }
 }
 
-/// The policies of a node-local driver's account, each with its binding: they restrict it to the driver, and to
-/// the node of the process. Only with the topology key of `NodeTopologySource::Name` does the node affinity of a
-/// PersistentVolume name a node.
+/// The policies of a node-local driver's account, each with its binding: they restrict it to the driver, and
+/// to the node of the process. Only with the topology key of `NodeTopologySource::Name` does the node
+/// affinity of a PersistentVolume name a node.
 pub(crate) fn node_local_policies(target: &AdmissionTarget<'_>, topology: NodeTopologySource) -> Vec<Value> {
     [
         ("cofferdam-node-volumes", volume_checks(target, topology)),
