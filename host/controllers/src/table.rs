@@ -13,10 +13,11 @@ use crate::{
     protection::reconcile::Protection,
     provisioner::reconcile::Provisioner,
     pv_controller::reconcile::PvController,
-    rbac::{self, DriverPlacement, PolicyRule},
+    rbac::{self, DriverPlacement, NodeTopologySource, PolicyRule},
     resizer::reconcile::Resizer,
     role::Role,
-    snapshot_controller::reconcile::SnapshotController,
+    settings::Settings,
+    snapshot_controller::{self, reconcile::SnapshotController},
     snapshotter::reconcile::Snapshotter,
     startup_taint::reconcile::StartupTaint,
 };
@@ -71,6 +72,18 @@ impl FromStr for Role {
 /// source of `cofferdam render rbac`, and the limit that simulations enforce on every request.
 pub fn rbac_rules(roles: &BTreeSet<Role>, placement: DriverPlacement) -> Vec<PolicyRule> {
     rbac_rules_of(CONTROLLERS, roles, placement)
+}
+
+/// As [`rbac_rules`], for the roles and the options of a process: `--enable-distributed-snapshotting` needs the
+/// right to list Nodes, wherever the drivers are.
+pub fn rbac_rules_of_process(settings: &Settings, placement: DriverPlacement) -> Vec<PolicyRule> {
+    let placement_of = |role: Role| match role == snapshot_controller::ROLE && settings.snapshots.distributed
+    {
+        true => DriverPlacement::NodeLocal(NodeTopologySource::Labels),
+        false => placement,
+    };
+    let controllers = CONTROLLERS.iter().filter(|controller| settings.roles.contains(&controller.role));
+    rbac::merge(controllers.map(|controller| (controller.rbac_rules)(placement_of(controller.role))))
 }
 
 /// As [`rbac_rules`], with another table of controllers.
@@ -131,6 +144,20 @@ mod tests {
         provisioner,
         rbac::{ResourceAttributes, STORAGE},
     };
+
+    #[test]
+    fn labels_of_contents_need_the_right_to_list_nodes_once() {
+        let nodes = |distributed| {
+            let mut settings = Settings { roles: [snapshot_controller::ROLE].into(), ..Settings::default() };
+            settings.snapshots.distributed = distributed;
+            let rules = rbac_rules_of_process(&settings, DriverPlacement::ClusterWide);
+            let names: BTreeSet<_> =
+                rules.iter().map(|rule| (rule.scope, rule.group, rule.resource, rule.name)).collect();
+            assert_eq!(names.len(), rules.len(), "one rule for each resource");
+            rules.iter().any(|rule| rule.resource == "nodes")
+        };
+        assert_eq!((nodes(false), nodes(true)), (false, true));
+    }
 
     #[test]
     fn a_rule_allows_its_requests_and_no_others() {

@@ -6,8 +6,8 @@ use cofferdam_cluster::{SecretNamespaces, observer::NoopStepObserver};
 use cofferdam_controllers::{
     AttachDetachSettings, AttacherSettings, CallSettings, ControllerManager, ControllerManagerError,
     Dependencies, NodeDeployment, ProvisionerSettings, ResizerSettings, Settings, SnapshotSettings,
-    rbac::{DriverPlacement, NodeTopologySource, RuleScope},
-    snapshot_controller, table,
+    rbac::{DriverPlacement, RuleScope},
+    table,
 };
 use cofferdam_csi::server::ServerMetrics;
 use k8s_openapi::api::{authorization::v1::ResourceAttributes, core::v1::Namespace};
@@ -264,11 +264,7 @@ async fn report_missing_rights(
     let backends: Vec<_> = drivers.iter().map(LoadedDriver::backend).collect();
     let settings = controller_settings(configuration, cluster.namespace.clone());
     let placement = settings.placement(&backends);
-    let mut rules = table::rbac_rules(&settings.roles, placement);
-    if settings.snapshots.distributed && settings.roles.contains(&snapshot_controller::ROLE) {
-        let labels_contents = DriverPlacement::NodeLocal(NodeTopologySource::Labels);
-        rules.extend(table::rbac_rules(&[snapshot_controller::ROLE].into(), labels_contents));
-    }
+    let rules = table::rbac_rules_of_process(&settings, placement);
     // The account of a node has rights for single Secrets, or none.
     let reads_namespaces = placement == DriverPlacement::ClusterWide
         && rules.iter().any(|rule| rule.scope == RuleScope::DriverSecrets);

@@ -626,7 +626,7 @@ fn find_source(
                 return Err(Box::new(ProvisionVerdict::ReadSnapshot(snapshot.clone())));
             };
             let local_node = input.options.local_node_of(&class.provisioner);
-            // Only the node of a snapshot waits for it, and reports what is wrong with it.
+            // Once the label names the node of a snapshot, only that node waits for it and reports on it.
             if let Some(local_node) = local_node
                 && live.node_of(&class.provisioner).is_some_and(|node| node != local_node.node.as_str())
             {

@@ -250,7 +250,7 @@ impl SnapshotController {
                 SnapshotVerdict::SetClass(class) => {
                     let patch = json!({"spec": {"volumeSnapshotClassName": class}});
                     let text = format!("sets the class {class} of VolumeSnapshot {key}");
-                    self.patch(&snapshot, PatchTarget::Object, &text, patch).await
+                    self.patch(key, &*snapshot, PatchTarget::Object, &text, patch).await
                 }
                 SnapshotVerdict::AddFinalizers(missing) => {
                     let text = format!("adds finalizers to VolumeSnapshot {key}");
@@ -322,28 +322,18 @@ impl SnapshotController {
         self.context.recorders.of_snapshot(snapshot).record_effect(text, write).await
     }
 
-    async fn patch(
+    /// Patches a VolumeSnapshot, or its content.
+    async fn patch<K: CachedKind>(
         &self,
-        snapshot: &VolumeSnapshot,
+        snapshot: &VolumeSnapshotKey,
+        object: &K,
         target: PatchTarget,
         text: &str,
         patch: Value,
     ) -> Result<(), ApiError> {
-        let (key, version) = (&snapshot.key, snapshot.meta.resource_version);
-        let write = self.context.writer.merge_patch::<VolumeSnapshot>(key, target, version, patch);
-        self.record(key, text, write).await.map(drop)
-    }
-
-    async fn patch_content(
-        &self,
-        content: &VolumeSnapshotContent,
-        text: &str,
-        patch: Value,
-    ) -> Result<(), ApiError> {
-        let (name, version) = (&content.name, content.meta.resource_version);
-        let (writer, target) = (&self.context.writer, PatchTarget::Object);
-        let write = writer.merge_patch::<VolumeSnapshotContent>(name, target, version, patch);
-        self.record(&content.snapshot.key, text, write).await.map(drop)
+        let (key, version) = (object.key(), object.meta().resource_version);
+        let write = self.context.writer.merge_patch::<K>(&key, target, version, patch);
+        self.record(snapshot, text, write).await.map(drop)
     }
 
     /// Emits a failed write of a VolumeSnapshot as an event, and returns its result.
@@ -459,7 +449,7 @@ impl SnapshotController {
         let others = content.meta.finalizers.iter().map(|name| &**name).filter(|name| *name != protection);
         let finalizers: Vec<&str> = others.chain([protection]).collect();
         let patch = json!({"metadata": {"finalizers": finalizers}, "spec": spec});
-        self.patch_content(content, &text, patch).await
+        self.patch(&content.snapshot.key, content, PatchTarget::Object, &text, patch).await
     }
 
     async fn update_status(
@@ -472,7 +462,7 @@ impl SnapshotController {
         let key = &snapshot.key;
         let text = format!("copies the status of the content to VolumeSnapshot {key}");
         let patch = json!({"status": status::status_patch(status)});
-        let written = self.patch(snapshot, PatchTarget::Status, &text, patch).await;
+        let written = self.patch(&snapshot.key, snapshot, PatchTarget::Status, &text, patch).await;
         self.report(snapshot, "SnapshotStatusUpdateFailed", written)?;
         let emit = |reason, text| {
             self.context.events.emit(snapshot, COMPONENT, EventSpec::normal(reason, text));
@@ -513,7 +503,7 @@ impl SnapshotController {
         self.context.events.emit(snapshot, COMPONENT, EventSpec::warning(reason, message));
         let text = format!("writes an error to the status of VolumeSnapshot {}", snapshot.key);
         let patch = json!({"status": patch});
-        match self.patch(snapshot, PatchTarget::Status, &text, patch).await {
+        match self.patch(&snapshot.key, snapshot, PatchTarget::Status, &text, patch).await {
             Ok(()) => Action::Backoff,
             Err(error) => {
                 action_for_write_error::<VolumeSnapshot>(&self.context.writer, &snapshot.key, &error).await
@@ -616,7 +606,7 @@ impl SnapshotController {
     async fn mark_content(&self, content: &VolumeSnapshotContent) -> Result<(), ApiError> {
         let patch = json!({"metadata": {"annotations": {names::SNAPSHOT_BEING_DELETED: names::YES}}});
         let text = format!("marks VolumeSnapshotContent {} for deletion", content.name);
-        self.patch_content(content, &text, patch).await
+        self.patch(&content.snapshot.key, content, PatchTarget::Object, &text, patch).await
     }
 
     async fn delete_content(&self, content: &VolumeSnapshotContent) -> Result<(), ApiError> {
