@@ -20,6 +20,8 @@ pub struct Call {
     /// Maximum duration of the call. The backend's own limit applies too; the smaller one wins.
     pub deadline: Duration,
     /// The call begins only in this term: it fails if the term has ended before the driver sees the request.
+    /// A component that still runs at the end of the term is stopped, and the call fails with an unknown
+    /// effect; a CSI driver cannot be stopped.
     pub term: Term,
     /// Secrets for this call. They are added to those that the operator configured for the driver, and
     /// replace configured secrets of the same name.
@@ -27,8 +29,9 @@ pub struct Call {
 }
 
 impl Call {
-    /// Options of a process without leader election, without secrets of the call itself. The secrets that
-    /// the operator configured for the driver are sent all the same.
+    /// Options without a term that ends, and without secrets of the call itself: for processes without leader
+    /// election, and for calls that change nothing and may be made by a process that does not lead, such as
+    /// `probe`. The secrets that the operator configured for the driver are sent all the same.
     pub fn with_deadline(deadline: Duration) -> Self {
         Self { deadline, term: Term::permanent(), secrets: Secrets::default() }
     }

@@ -31,7 +31,8 @@ pub struct CallContext {
     /// Time at which the call fails if it has not ended: with `DeadlineExceeded` if it has reached the
     /// driver, otherwise with `Unavailable`.
     pub deadline: Instant,
-    /// The term in which the request, and HTTP exchanges of the driver, may begin.
+    /// The term in which the request, and HTTP exchanges of the driver, may begin. A component is stopped at
+    /// its end.
     pub term: Term,
     /// Secrets of the call, with those configured for the driver.
     pub secrets: Secrets,
@@ -43,7 +44,8 @@ pub struct CallContext {
 }
 
 impl CallContext {
-    /// The context of a call without an operation permit, in a process without leader election.
+    /// The context of a call without an operation permit and without a term that ends: the call changes
+    /// nothing, so a process that does not lead may make it.
     pub fn new(deadline: Instant, secrets: Secrets) -> Self {
         let redactor = Redactor::new(secrets.clone());
         Self { deadline, term: Term::permanent(), redactor, secrets, operation_permit: None }

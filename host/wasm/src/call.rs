@@ -1,11 +1,19 @@
 //! Runs one call in a new instance, under all limits, and classifies its failures.
 
-use std::{sync::Arc, time::Duration};
+use std::{
+    future::{pending, poll_fn},
+    sync::Arc,
+    task::Poll,
+    time::Duration,
+};
 
-use cofferdam_domain::{storage::Secrets, term::Permit};
+use cofferdam_domain::{
+    storage::Secrets,
+    term::{Permit, PermitSource as _, Term},
+};
 use tokio::{
     runtime::Handle,
-    time::{Instant, sleep_until, timeout_at},
+    time::{Instant, MissedTickBehavior, interval, sleep_until, timeout_at},
 };
 use wasmtime_wasi::I32Exit;
 
@@ -24,6 +32,10 @@ use crate::{
     usage::CallUsage,
 };
 use cofferdam_backend::{CallContext, checks::printable};
+
+/// Period of the checks whether the term of a waiting guest has ended. Short beside the 5 s between the
+/// default renew deadline, which ends a term, and the Lease's duration, after which another process may lead.
+const TERM_CHECK_PERIOD: Duration = Duration::from_millis(100);
 
 /// The component, imports and limits that all calls of one backend share. A backend and its
 /// `WasmBackend::second_process` have the same shared state, but each its own circuit breaker and limit of
@@ -105,7 +117,8 @@ pub(crate) async fn run<T: Send + 'static>(
     cpu_scheduler.run(&cpu_time, Box::pin(call)).await
 }
 
-/// Runs a call in its own store. The store is dropped with the call: after a trap its state is undefined.
+/// Runs a call in its own store, until its deadline or the end of its term. The store is dropped with the
+/// call: after a trap its state is undefined, and so is that of a guest that was stopped.
 async fn run_isolated<T>(
     shared_state: &SharedState,
     context: CallContext,
@@ -114,7 +127,7 @@ async fn run_isolated<T>(
     cpu_time: CpuTime,
 ) -> CallOutcome<T> {
     let started = Instant::now();
-    let deadline = context.deadline;
+    let (deadline, term) = (context.deadline, context.term.clone());
     let SharedState { engine, capabilities, limits, .. } = shared_state;
     let mut store = instance::new_store(engine, capabilities, limits, context, cpu_time.clone());
     let guest_call = async {
@@ -122,18 +135,22 @@ async fn run_isolated<T>(
         function(GuestInstance { store: &mut store, instance, exports: &shared_state.compiled.exports }).await
     };
     let outcome = tokio::select! {
-        // The deadline first: a call that has waited until now must not start.
+        // The guest last: a call that has waited until its deadline or the end of its term must not start or
+        // continue. A guest that computes yields at every tick of the epoch clock, so it is stopped here, too.
         biased;
-        () = sleep_until(deadline) => None,
-        answer = guest_call => Some(answer),
+        () = sleep_until(deadline) => {
+            Err(deadline_failure(deadline.saturating_duration_since(started), limits))
+        }
+        () = wait_term_end(&term) => Err(CallFailure::Stopped),
+        answer = guest_call => Ok(answer),
     };
     let answer = match outcome {
-        Some(Ok(Ok(value))) => Ok(value),
-        Some(Ok(Err(error))) => {
+        Ok(Ok(Ok(value))) => Ok(value),
+        Ok(Ok(Err(error))) => {
             Err(CallFailure::Storage(convert::storage_error(error, store.data().redactor())))
         }
-        Some(Err(error)) => Err(classify(&error, store.data(), limits)),
-        None => Err(deadline_failure(deadline.saturating_duration_since(started), limits)),
+        Ok(Err(error)) => Err(classify(&error, store.data(), limits)),
+        Err(stopped) => Err(stopped),
     };
     let host = store.data();
     let dropped_lines = host.report_dropped_lines();
@@ -144,6 +161,25 @@ async fn run_isolated<T>(
         dropped_log_lines: dropped_lines,
     };
     CallOutcome { result: answer, usage: Some(usage) }
+}
+
+/// Waits for the end of a term. Checks the term at every poll, and at least once in [`TERM_CHECK_PERIOD`]: a
+/// term may end by its clock alone, which no timer follows while the machine is suspended.
+async fn wait_term_end(term: &Term) {
+    if *term == Term::permanent() {
+        return pending().await;
+    }
+    let mut checks = interval(TERM_CHECK_PERIOD);
+    checks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    poll_fn(|context| {
+        if term.permit().is_err() {
+            return Poll::Ready(());
+        }
+        // Registers the task for the next check.
+        while checks.poll_tick(context).is_ready() {}
+        Poll::Pending
+    })
+    .await;
 }
 
 /// Classifies a passed deadline by the time between the call's start and the deadline. A short deadline of
@@ -222,6 +258,10 @@ fn log_guest_output(method: &'static str, failure: Option<&CallFailure>, host: &
         // Injected faults need no attention.
         Some(CallFailure::Trap(reason)) if reason == INJECTED_FAULT => {
             tracing::debug!(method, "a call was ended")
+        }
+        // The backend has not failed.
+        Some(CallFailure::Stopped) => {
+            tracing::info!(method, output, dropped_bytes, "stopped a guest: the term of its call has ended");
         }
         Some(failure) => {
             tracing::warn!(

@@ -43,6 +43,8 @@ pub(crate) enum CallFailure {
     Overloaded,
     /// This process does not lead: the guest was not started.
     TermEnded,
+    /// The term of the call ended while the guest ran, and the host stopped the guest.
+    Stopped,
     /// The instance slots that the call needs did not become free before the deadline.
     PoolExhausted,
     /// The circuit breaker rejected the call: the backend failed too often, for this subject or for different
@@ -77,8 +79,8 @@ pub(crate) enum BreakerSignal {
     Success,
     /// The guest trapped, exited, hung or exceeded a limit, or the host panicked.
     Failure,
-    /// The call counts neither as success nor as failure: it did not reach the guest, or its deadline was too
-    /// short.
+    /// The call counts neither as success nor as failure: it did not reach the guest, its deadline was too
+    /// short, or its term ended.
     Ignored,
 }
 
@@ -158,6 +160,11 @@ impl CallFailure {
                     .to_owned(),
             ),
             Self::TermEnded => unknown(ErrorKind::Unavailable, TermEnded.to_string()),
+            Self::Stopped => unknown(
+                ErrorKind::Unavailable,
+                "the backend was stopped: the term of this process has ended, and another process may lead"
+                    .to_owned(),
+            ),
             Self::PoolExhausted => unknown(
                 ErrorKind::Unavailable,
                 "no slot for the call has become free: this program has 512, and 64 for each backend"
@@ -194,6 +201,7 @@ impl CallFailure {
             Self::Panic => "panic",
             Self::Overloaded => "overloaded",
             Self::TermEnded => "term-ended",
+            Self::Stopped => "stopped",
             Self::PoolExhausted => "pool-exhausted",
             Self::CircuitOpen(_) => "circuit-open",
             Self::Conflict(refusal) => refusal.label(),
@@ -215,6 +223,7 @@ impl CallFailure {
             Self::CallerDeadline(_)
             | Self::Overloaded
             | Self::TermEnded
+            | Self::Stopped
             | Self::PoolExhausted
             | Self::SecretsNotGranted
             | Self::Conflict(_)
@@ -260,6 +269,7 @@ mod tests {
             (CallFailure::Panic, Internal, Unknown, BreakerSignal::Failure),
             (CallFailure::Overloaded, Unavailable, Unknown, BreakerSignal::Ignored),
             (CallFailure::TermEnded, Unavailable, Unknown, BreakerSignal::Ignored),
+            (CallFailure::Stopped, Unavailable, Unknown, BreakerSignal::Ignored),
             (CallFailure::CircuitOpen(open), Unavailable, Unknown, BreakerSignal::Ignored),
             (CallFailure::CallerDeadline(second), DeadlineExceeded, Unknown, BreakerSignal::Ignored),
             (CallFailure::Conflict(OperationConflict::Busy), Aborted, InProgress, BreakerSignal::Ignored),

@@ -494,6 +494,10 @@ fn one_line(error: &wasmtime::Error) -> String {
 /// Runs a call while the component is loaded, under the limits of one call. The limits of concurrent and
 /// queued calls and the circuit breaker do not apply: they belong to the backend, which does not exist yet.
 /// The call has the backend's secrets; returns the redactor for texts of the response, too.
+///
+/// The call has no term that ends, and neither have the HTTP exchanges of the guest: components are loaded
+/// before the process competes for its Leases, and a standby loads changed components, too. `describe` and
+/// `probe` change nothing.
 async fn initial_call<T: Send + 'static>(
     name: &str,
     inner: &EngineInner,

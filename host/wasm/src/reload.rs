@@ -104,7 +104,8 @@ impl Engine {
     }
 }
 
-/// Returns `true` if the running component reports that it is ready.
+/// Returns `true` if the running component reports that it is ready. As the call of the new component, this
+/// one needs no term.
 async fn is_ready(backend: &WasmBackend) -> bool {
     let call = Call::with_deadline(backend.shared_state().limits.deadline());
     matches!(backend.probe(call).await, Ok(Readiness::Ready))

@@ -148,8 +148,9 @@ impl WasmBackend {
         self.shared_state().capabilities.state.usage()
     }
 
-    /// Runs a call in a task of its own. The task continues when the caller drops the future. Until the guest
-    /// has stopped, calls that conflict with this one on a volume or snapshot are rejected.
+    /// Runs a call in a task of its own. The task continues when the caller drops the future, until the guest
+    /// responds or is stopped, at the latest at the deadline or the end of the call's term. Until then, calls
+    /// that conflict with this one on a volume or snapshot are rejected.
     fn run<T: Send + 'static, U: Send + 'static>(
         &self,
         call: Call,
