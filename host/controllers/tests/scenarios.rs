@@ -149,7 +149,8 @@ fn snapshots_that_are_ready_at_the_third_call_converge() {
 #[test]
 fn snapshots_are_deleted_in_every_order_of_deletions() {
     let orders = deletion_orders();
-    assert_eq!(orders.len(), 24 * 2 * 2, "orders, policies, and with a wait between two deletions");
+    let (policies, waits) = (2, 2);
+    assert_eq!(orders.len(), (24 + 24 + 2) * policies * waits, "ready, not ready, and existing snapshots");
     let runtime = Builder::new_current_thread().enable_all().start_paused(true).build().unwrap();
     for row in &orders {
         let (outcome, _) = runtime.block_on(run_scenario(row, 0, None));

@@ -9,6 +9,8 @@ use serde_json::Value;
 pub enum UserAction {
     /// Creates an object.
     Create(Value),
+    /// Creates an object as this field manager.
+    CreateAs(&'static str, Value),
     /// Deletes the object at this path.
     Delete(&'static str),
     /// Removes the object at this path with its finalizers, as kube-apiserver does if a finalizer is written
@@ -30,6 +32,8 @@ pub enum UserAction {
     /// The storage array is repaired: create calls fail in no tier
     /// ([`Scenario::failing_tiers`](crate::Scenario::failing_tiers)), and unpublish calls have no fault.
     Repair,
+    /// An administrator of the storage array deletes all of its snapshots.
+    RemoveSnapshots,
     /// Saves the state of the cluster, but not that of the storage array.
     Backup,
     /// Restores the state of the cluster that the last [`Backup`](Self::Backup) saved.

@@ -50,6 +50,8 @@ pub enum DriverFault {
     /// volume has the size, too; an expanded volume only if the size is larger than the requested one and the
     /// volume's former one. Other calls, and create calls for an existing volume, have no fault.
     WrongSize(u64),
+    /// The response to a call that creates a snapshot names another source volume. Other calls have no fault.
+    WrongSource,
     /// The publish call succeeds, but the array unpublishes the volume at once, as by an action of its
     /// administrator. Other calls have no fault.
     Reverted,
@@ -68,6 +70,7 @@ impl DriverFault {
             | Self::Slow(_)
             | Self::ConcurrentAction(_)
             | Self::WrongSize(_)
+            | Self::WrongSource
             | Self::Reverted => false,
         }
     }
@@ -82,6 +85,7 @@ impl DriverFault {
             | Self::Slow(_)
             | Self::ConcurrentAction(_)
             | Self::WrongSize(_)
+            | Self::WrongSource
             | Self::Reverted => false,
         }
     }
@@ -160,6 +164,13 @@ pub struct SnapshotBehavior {
     pub delete_faults: Vec<DriverFault>,
     /// Faults of list calls: one for each call, in order. Later calls have no fault.
     pub list_faults: Vec<DriverFault>,
+}
+
+impl SnapshotBehavior {
+    /// Returns true if no number of calls is enough.
+    pub(crate) const fn is_never_ready(&self) -> bool {
+        self.polls_until_ready == usize::MAX
+    }
 }
 
 /// A snapshot of the array.
@@ -353,6 +364,11 @@ impl ScriptedDriver {
     /// Removes a snapshot from the array.
     pub fn remove_snapshot(&self, name: &str) {
         self.lock().snapshots.remove(name);
+    }
+
+    /// Removes all snapshots from the array.
+    pub(crate) fn remove_snapshots(&self) {
+        self.lock().snapshots.clear();
     }
 
     /// The snapshots of the array, by name, or by `node/name` if the driver is node-local.
@@ -913,7 +929,7 @@ impl CrashingBackend {
                 Err(StorageError::with_unknown_effect(ErrorKind::Unavailable, "the request was lost"))
             }
             Some(DriverFault::LostResponse) => Ok((true, None)),
-            Some(DriverFault::Reverted) => Ok((false, None)),
+            Some(DriverFault::Reverted | DriverFault::WrongSource) => Ok((false, None)),
             Some(DriverFault::Slow(time)) => {
                 tokio::time::sleep(time).await;
                 Ok((false, None))
@@ -1094,10 +1110,17 @@ impl Backend for CrashingBackend {
                 }
                 fault
             };
-            let (response_lost, _) = self.inject(fault).await?;
+            let is_of_other_source = fault == Some(DriverFault::WrongSource);
+            let (response_lost, size) = self.inject(fault).await?;
             let is_static = !request.source.as_str().starts_with("handle-");
             let source = (!is_static).then(|| self.volume_key(&request.source));
-            let response = self.driver.create_snapshot(key, source.as_deref(), request);
+            let mut response = self.driver.create_snapshot(key, source.as_deref(), request);
+            if let Ok(snapshot) = &mut response {
+                snapshot.size = size.or(snapshot.size);
+                if is_of_other_source {
+                    snapshot.source = "another".into();
+                }
+            }
             self.effects.record(Effect::Call(call)).await;
             if response_lost { Err(lost_response()) } else { response }
         })

@@ -225,6 +225,7 @@ impl SimulationFixture {
                 api::get(&self.user_api, path.split('?').next().unwrap_or_default()).await
             }
             UserAction::Create(_)
+            | UserAction::CreateAs(..)
             | UserAction::Delete(_)
             | UserAction::Remove(_)
             | UserAction::Patch(..)
@@ -233,6 +234,7 @@ impl SimulationFixture {
             | UserAction::ConfirmNoVolume
             | UserAction::ConfirmCreatedVolume
             | UserAction::Repair
+            | UserAction::RemoveSnapshots
             | UserAction::Backup
             | UserAction::Restore
             | UserAction::Compact
@@ -243,17 +245,9 @@ impl SimulationFixture {
         };
         self.with_history(|history| history.record(action, deleted.as_ref()));
         let result = match action {
-            UserAction::Create(object) => {
-                let mut object = object.clone();
-                if text(&object, "/kind") == "Secret" {
-                    secret_values::mark_values(&mut object);
-                }
-                let path = collection_path(&object);
-                let response = send_request(&self.user_api, Method::POST, &path, json, &object).await;
-                response.and_then(|(status, body)| {
-                    let message = text(&body, "/message");
-                    status.is_success().then_some(()).ok_or_else(|| format!("{status}: {message}").into())
-                })
+            UserAction::Create(object) => self.create(object, "").await,
+            UserAction::CreateAs(manager, object) => {
+                self.create(object, &format!("?fieldManager={manager}")).await
             }
             // Some rows expect the API server to reject the request.
             UserAction::Delete(path) => {
@@ -292,6 +286,7 @@ impl SimulationFixture {
                 self.confirm_no_volume(|uid| format!("handle-pvc-{uid} is deleted by hand")).await
             }
             UserAction::Repair
+            | UserAction::RemoveSnapshots
             | UserAction::Settle
             | UserAction::Wait(_)
             | UserAction::Until(_)
@@ -300,6 +295,18 @@ impl SimulationFixture {
         if let Err(error) = result {
             self.report_violation(format!("a user could not {action:?}: {error}"));
         }
+    }
+
+    async fn create(&self, object: &Value, query: &str) -> Result<(), BoxError> {
+        let mut object = object.clone();
+        if text(&object, "/kind") == "Secret" {
+            secret_values::mark_values(&mut object);
+        }
+        let path = format!("{}{query}", collection_path(&object));
+        let (status, body) =
+            send_request(&self.user_api, Method::POST, &path, "application/json", &object).await?;
+        let message = text(&body, "/message");
+        status.is_success().then_some(()).ok_or_else(|| format!("{status}: {message}").into())
     }
 
     /// See [`UserAction::PatchContents`].

@@ -16,6 +16,7 @@ mod populators;
 mod provisioning;
 mod resizing;
 mod secrets;
+mod snapshot_errors;
 mod snapshots;
 mod startup_taint;
 mod stuck_intents;
@@ -36,8 +37,8 @@ pub const fn skipped_count(environment: EnvironmentKind) -> usize {
     }
 }
 
-/// Names of the rows of Secrets, stuck intents, detaches and in-tree plugins. They run with a crash on every
-/// environment, in each run of the tests; of the other rows, a test in real time may choose some.
+/// Names of the rows of Secrets, stuck intents, detaches, in-tree plugins and snapshots. They run with a crash
+/// on every environment, in each run of the tests; of the other rows, a test in real time may choose some.
 pub fn always_crashed() -> BTreeSet<&'static str> {
     let tables = [
         detach::scenarios(),
@@ -45,12 +46,15 @@ pub fn always_crashed() -> BTreeSet<&'static str> {
         secrets::scenarios(),
         changed_secrets::scenarios(),
         stuck_intents::scenarios(),
+        snapshots::scenarios(),
+        snapshot_errors::scenarios(),
     ];
     tables.into_iter().flatten().map(|row| row.name).collect()
 }
 
 /// A snapshot, its content, its source claim and the PersistentVolume, deleted in every order, with each
-/// deletion policy. They take too long for real time, where a table of rows has some of the orders.
+/// deletion policy, before and after the snapshot is ready; and existing snapshots. They take too long for
+/// real time, where a table of rows has some of the orders.
 pub fn deletion_orders() -> Vec<Scenario> {
     snapshots::deletion_orders()
 }
@@ -59,6 +63,7 @@ pub fn deletion_orders() -> Vec<Scenario> {
 /// from those of the rows, and are not compared.
 pub fn polled_snapshots() -> Vec<Scenario> {
     let mut rows = snapshots::scenarios();
+    rows.extend(snapshot_errors::scenarios().into_iter().filter(|row| !row.snapshotting.is_never_ready()));
     for row in &mut rows {
         row.snapshotting.polls_until_ready = 2;
         row.compares_objects_only = true;
@@ -89,6 +94,7 @@ pub fn scenarios() -> Vec<Scenario> {
     all.extend(stuck_intents::scenarios());
     all.extend(cloning::scenarios());
     all.extend(snapshots::scenarios());
+    all.extend(snapshot_errors::scenarios());
     all.extend(startup_taint::scenarios());
     all
 }

@@ -755,7 +755,9 @@ impl Simulation {
                 self.fixture.await_condition(&format!("{line} is published"), is_published).await;
             }
             UserAction::Repair => self.driver.repair(),
+            UserAction::RemoveSnapshots => self.driver.remove_snapshots(),
             UserAction::Create(_)
+            | UserAction::CreateAs(..)
             | UserAction::Delete(_)
             | UserAction::Remove(_)
             | UserAction::Patch(..)

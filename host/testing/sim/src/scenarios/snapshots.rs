@@ -10,7 +10,7 @@ use super::provisioning::REJECTED_CLAIM;
 use crate::{
     ApiFault, DriverFault, EnvironmentKind, FaultKind, SnapshotBehavior,
     UserAction::{self, Create, Delete, Patch, PatchContents, Remove, Settle, Until, Wait},
-    WaitFor::Deleted,
+    WaitFor::{CallsCompleted, Deleted},
     WorkKind,
     objects::{CLAIM, DRIVER, claim, class, volume, with},
     scenario::Scenario,
@@ -20,8 +20,8 @@ pub(super) const SNAPSHOT: &str = "/apis/snapshot.storage.k8s.io/v1/namespaces/d
 const CONTENT: &str = "/apis/snapshot.storage.k8s.io/v1/volumesnapshotcontents/existing";
 const CONTENTS: &str = "/apis/snapshot.storage.k8s.io/v1/volumesnapshotcontents";
 const CLASSES: &str = "/apis/snapshot.storage.k8s.io/v1/volumesnapshotclasses";
-const SNAPSHOT_CLASS: &str = "/apis/snapshot.storage.k8s.io/v1/volumesnapshotclasses/fast";
-const VOLUME: &str = "/api/v1/persistentvolumes/v";
+pub(super) const SNAPSHOT_CLASS: &str = "/apis/snapshot.storage.k8s.io/v1/volumesnapshotclasses/fast";
+pub(super) const VOLUME: &str = "/api/v1/persistentvolumes/v";
 pub(super) const SOURCE: &str = "/api/v1/namespaces/default/persistentvolumeclaims/source";
 
 /// A VolumeSnapshotClass of the scenarios' driver.
@@ -70,7 +70,7 @@ pub(super) fn restored() -> Value {
 
 /// Creates a StorageClass, a VolumeSnapshotClass with the deletion policy, and the claim `source` with a
 /// static PersistentVolume; then performs these actions.
-fn after_source(policy: &str, actions: impl IntoIterator<Item = UserAction>) -> Vec<UserAction> {
+pub(super) fn after_source(policy: &str, actions: impl IntoIterator<Item = UserAction>) -> Vec<UserAction> {
     let setup = [
         Create(class("gold")),
         Create(snapshot_class(policy)),
@@ -91,10 +91,10 @@ fn late_watch(path_prefix: &'static str) -> ApiFault {
     ApiFault { method: "GET", path_prefix, body_contains: "", kind }
 }
 
-const SOURCE_BOUND: &[&str] = &["source Bound v"];
-const SOURCE_VOLUME: &[&str] = &["v Bound source"];
-const READY: &[&str] = &["s of-s ready"];
-const READY_CONTENT: &[&str] = &["of-s s ready"];
+pub(super) const SOURCE_BOUND: &[&str] = &["source Bound v"];
+pub(super) const SOURCE_VOLUME: &[&str] = &["v Bound source"];
+pub(super) const READY: &[&str] = &["s of-s ready"];
+pub(super) const READY_CONTENT: &[&str] = &["of-s s ready"];
 const CREATED: &[&str] = &["s Normal CreatingSnapshot", "s Normal SnapshotCreated", "s Normal SnapshotReady"];
 const CREATED_AFTER_FAILURE: &[&str] = &[
     "of-s Warning SnapshotCreationFailed",
@@ -102,9 +102,9 @@ const CREATED_AFTER_FAILURE: &[&str] = &[
     "s Normal SnapshotCreated",
     "s Normal SnapshotReady",
 ];
-const CREATE: &str = "snapshot snapshot-s of static-v";
-const CREATE_OF_GONE: &str = "snapshot snapshot-gone of static-v";
-const DELETE: &str = "delete snapshot-gone";
+pub(super) const CREATE: &str = "snapshot snapshot-s of static-v";
+pub(super) const CREATE_OF_GONE: &str = "snapshot snapshot-gone of static-v";
+pub(super) const DELETE: &str = "delete snapshot-gone";
 
 /// All orders of the elements.
 fn permutations<T: Copy>(elements: &[T]) -> Vec<Vec<T>> {
@@ -119,24 +119,54 @@ fn permutations<T: Copy>(elements: &[T]) -> Vec<Vec<T>> {
 }
 
 /// A snapshot and its content, its source claim and the PersistentVolume, deleted in each order: at once, and
-/// each after the roles have acted on the last one.
+/// each after the roles have acted on the last one; of a snapshot that is ready, and of one that is not; and
+/// an existing snapshot and its content, which have no source.
 pub(super) fn deletion_orders() -> Vec<Scenario> {
     let policies = [
-        ("Delete", &[CREATE_OF_GONE, DELETE] as &[_], &[] as &[_]),
-        ("Retain", &[CREATE_OF_GONE], &["gone"]),
+        ("Delete", &[CREATE_OF_GONE, DELETE] as &[_], &[] as &[_], &["delete static-snapshot"] as &[_]),
+        ("Retain", &[CREATE_OF_GONE], &["gone"], &[]),
     ];
+    let deletions = |order: &[&'static str], settles: bool| {
+        let wait = if settles { vec![Settle] } else { Vec::new() };
+        order.iter().flat_map(|path| [vec![Delete(path)], wait.clone()].concat()).collect::<Vec<_>>()
+    };
     let mut rows = Vec::new();
-    for order in permutations(&[SNAPSHOT, CONTENTS, SOURCE, VOLUME]) {
-        for (policy, calls, array_snapshots) in policies {
-            for settles in [false, true] {
-                let wait = if settles { vec![Settle] } else { Vec::new() };
-                let deletions = order.iter().flat_map(|path| [vec![Delete(path)], wait.clone()].concat());
+    for (policy, calls, array_snapshots, calls_of_existing) in policies {
+        for settles in [false, true] {
+            for order in permutations(&[SNAPSHOT, CONTENTS, SOURCE, VOLUME]) {
+                let deletions = deletions(&order, settles);
                 rows.push(Scenario {
                     name: "snapshot, content, claim and volume deleted: each is deleted as the policy says",
-                    actions: after_source(policy, [Create(snapshot()), Settle].into_iter().chain(deletions)),
+                    actions: after_source(
+                        policy,
+                        [Create(snapshot()), Settle].into_iter().chain(deletions.clone()),
+                    ),
                     calls,
                     array_snapshots,
                     events: CREATED,
+                    ..Scenario::default()
+                });
+                rows.push(Scenario {
+                    name: "the same before the snapshot is ready",
+                    actions: after_source(
+                        policy,
+                        [Create(snapshot()), Until(CallsCompleted(1))].into_iter().chain(deletions),
+                    ),
+                    snapshotting: SnapshotBehavior { polls_until_ready: 2, ..SnapshotBehavior::default() },
+                    array_snapshots,
+                    compares_objects_only: true,
+                    ..Scenario::default()
+                });
+            }
+            for order in permutations(&[SNAPSHOT, CONTENTS]) {
+                let existing = [Create(content(policy)), Create(snapshot_of_content()), Settle];
+                rows.push(Scenario {
+                    name: "existing snapshot and its content deleted: both are deleted as the policy says",
+                    actions: after_source(policy, existing.into_iter().chain(deletions(&order, settles))),
+                    claims: SOURCE_BOUND,
+                    volumes: SOURCE_VOLUME,
+                    calls: calls_of_existing,
+                    events: &["s Normal SnapshotCreated", "s Normal SnapshotReady"],
                     ..Scenario::default()
                 });
             }
@@ -633,6 +663,8 @@ pub(super) fn scenarios() -> Vec<Scenario> {
             array_snapshots: &["gone"],
             events: &["existing Warning SnapshotMissing"],
             calls: &[CREATE_OF_GONE],
+            // The status of the first answer may conflict with the finalizer of the snapshot-controller.
+            races_calls: true,
             ..base()
         },
         Scenario {
@@ -688,7 +720,14 @@ pub(super) fn scenarios() -> Vec<Scenario> {
                 DriverFault::ConcurrentActionThen(Delete(CLAIM), Box::new(DriverFault::LostRequest)),
                 DriverFault::ConcurrentAction(Delete(SNAPSHOT)),
             ],
-            events: CREATED,
+            events: &[
+                "s Normal CreatingSnapshot",
+                "s Normal SnapshotCreated",
+                "s Normal SnapshotReady",
+                "s Warning SnapshotDeletePending",
+            ],
+            // The provisioner may remove its finalizer before the snapshot-controller sees the deletion.
+            delayed_events: &["s Warning SnapshotDeletePending"],
             calls: &[
                 CREATE_OF_GONE,
                 "create gone from snapshot-gone",

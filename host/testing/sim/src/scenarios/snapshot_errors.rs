@@ -1,0 +1,276 @@
+//! Scenarios of VolumeSnapshots that refer to the wrong objects, and of drivers with wrong answers.
+
+use serde_json::{Value, json};
+
+use super::{
+    provisioning::REJECTED_CLAIM,
+    snapshots::{
+        CREATE, CREATE_OF_GONE, DELETE, READY, READY_CONTENT, SNAPSHOT, SNAPSHOT_CLASS, SOURCE, SOURCE_BOUND,
+        SOURCE_VOLUME, VOLUME, after_source, content, restored, snapshot, snapshot_class,
+        snapshot_of_content,
+    },
+};
+use crate::{
+    DriverFault, SnapshotBehavior,
+    UserAction::{self, Create, CreateAs, Delete, Patch, Remove, RemoveSnapshots, Settle, Until},
+    WaitFor::{CallsCompleted, Deleted, Event},
+    WorkKind,
+    objects::{CLAIM, claim, class, volume, with},
+    scenario::Scenario,
+};
+
+const CONTENT_STATUS: &str = "/apis/snapshot.storage.k8s.io/v1/volumesnapshotcontents/existing/status";
+
+/// The content `existing` of a driver that no process has, with the status of a snapshot that is ready.
+fn content_of_other_driver() -> Vec<UserAction> {
+    let status = json!({"status": {
+        "snapshotHandle": "other-snapshot", "creationTime": 1_700_000_000_000_000_000_i64,
+        "readyToUse": true, "restoreSize": 1_073_741_824,
+    }});
+    vec![
+        Create(with(content("Retain"), &json!({"spec": {"driver": "other.example.com"}}))),
+        Patch(CONTENT_STATUS, status),
+    ]
+}
+
+/// A content of this cluster, as a snapshot controller writes it for a VolumeSnapshot with the uid `lost`.
+fn written_content() -> Value {
+    with(
+        content("Delete"),
+        &json!({
+            "metadata": {"name": "snapcontent-lost", "finalizers": [
+                "snapshot.storage.kubernetes.io/volumesnapshotcontent-bound-protection",
+            ]},
+            "spec": {
+                "source": {"volumeHandle": "static-v", "snapshotHandle": null},
+                "volumeSnapshotClassName": "fast", "volumeSnapshotRef": {"uid": "lost"},
+            },
+        }),
+    )
+}
+
+/// The scenarios of this module.
+#[expect(clippy::too_many_lines, reason = "one table")]
+pub(super) fn scenarios() -> Vec<Scenario> {
+    let base = || Scenario { claims: SOURCE_BOUND, volumes: SOURCE_VOLUME, ..Scenario::default() };
+    let taken = || Scenario {
+        snapshots: READY,
+        snapshot_contents: READY_CONTENT,
+        array_snapshots: &["s"],
+        calls: &[CREATE],
+        ..base()
+    };
+    let failing =
+        |faults: Vec<DriverFault>| SnapshotBehavior { create_faults: faults, ..SnapshotBehavior::default() };
+    let unsettled: &[(WorkKind, &str)] = &[(WorkKind::Retry, "the failure is retried")];
+    vec![
+        Scenario {
+            name: "snapshot of a claim that does not exist: it is taken once the claim is Bound",
+            actions: vec![
+                Create(class("gold")),
+                Create(snapshot_class("Delete")),
+                Create(volume("v", "gold", "1Gi")),
+                Settle,
+                Create(snapshot()),
+                Settle,
+                Create(claim("source", "gold")),
+            ],
+            events: &[
+                "s Normal CreatingSnapshot",
+                "s Normal SnapshotCreated",
+                "s Normal SnapshotReady",
+                "s Warning SnapshotContentCreationFailed",
+            ],
+            ..taken()
+        },
+        Scenario {
+            name: "snapshot of a claim that is Lost: it is not taken",
+            actions: after_source(
+                "Delete",
+                [Remove(VOLUME), Until(Deleted(VOLUME)), Settle, Create(snapshot())],
+            ),
+            claims: &["source Lost v"],
+            volumes: &[],
+            snapshots: &["s"],
+            events: &["s Warning SnapshotContentCreationFailed", "source Warning ClaimLost"],
+            unsettled,
+            ..base()
+        },
+        Scenario {
+            name: "snapshot of a claim that is being deleted: it is not taken",
+            actions: after_source(
+                "Delete",
+                [
+                    Patch(SOURCE, json!({"metadata": {"finalizers": ["example.com/hold"]}})),
+                    Delete(SOURCE),
+                    Settle,
+                    Create(snapshot()),
+                ],
+            ),
+            snapshots: &["s"],
+            events: &["s Warning SnapshotContentCreationFailed"],
+            unsettled,
+            ..base()
+        },
+        Scenario {
+            name: "VolumeSnapshot of a content for another VolumeSnapshot: they are not bound",
+            actions: after_source(
+                "Delete",
+                [
+                    Create(with(
+                        content("Retain"),
+                        &json!({"spec": {"volumeSnapshotRef": {"name": "other"}}}),
+                    )),
+                    Create(snapshot_of_content()),
+                ],
+            ),
+            snapshots: &["s"],
+            snapshot_contents: &["existing other ready"],
+            events: &["s Warning SnapshotContentMisbound"],
+            unsettled,
+            ..base()
+        },
+        Scenario {
+            name: "claim of a snapshot of another driver: it is not provisioned",
+            actions: after_source(
+                "Delete",
+                content_of_other_driver().into_iter().chain([
+                    Create(snapshot_of_content()),
+                    Settle,
+                    Create(restored()),
+                ]),
+            ),
+            claims: &["a Pending", "source Bound v"],
+            snapshots: &["s existing ready"],
+            snapshot_contents: &["existing s ready"],
+            events: &["a Warning ProvisioningFailed", "s Normal SnapshotCreated", "s Normal SnapshotReady"],
+            unsettled: REJECTED_CLAIM,
+            retries_slowly: true,
+            ..base()
+        },
+        Scenario {
+            name: "claim of a VolumeSnapshot that is being deleted: it is not provisioned",
+            actions: after_source(
+                "Delete",
+                [
+                    Create(with(snapshot(), &json!({"metadata": {"finalizers": ["example.com/hold"]}}))),
+                    Settle,
+                    Delete(SNAPSHOT),
+                    Settle,
+                    Create(restored()),
+                ],
+            ),
+            claims: &["a Pending", "source Bound v"],
+            // As in external-snapshotter, a foreign finalizer keeps the VolumeSnapshot only.
+            snapshot_contents: &[],
+            array_snapshots: &[],
+            events: &[
+                "a Warning ProvisioningFailed",
+                "s Normal CreatingSnapshot",
+                "s Normal SnapshotCreated",
+                "s Normal SnapshotReady",
+            ],
+            calls: &[CREATE, "delete snapshot-s"],
+            unsettled: REJECTED_CLAIM,
+            retries_slowly: true,
+            ..taken()
+        },
+        Scenario {
+            name: "class deleted while the CreateSnapshot result is unknown: the same request is repeated, and \
+                   the VolumeSnapshot is ready once the class exists",
+            actions: after_source("Delete", [Create(snapshot()), Settle, Create(snapshot_class("Delete"))]),
+            snapshotting: failing(vec![DriverFault::ConcurrentActionThen(
+                Delete(SNAPSHOT_CLASS),
+                Box::new(DriverFault::LostResponse),
+            )]),
+            events: &[
+                "of-s Warning SnapshotCreationFailed",
+                "s Normal CreatingSnapshot",
+                "s Normal SnapshotCreated",
+                "s Normal SnapshotReady",
+                "s Warning GetSnapshotClassFailed",
+            ],
+            calls: &[CREATE, CREATE],
+            ..taken()
+        },
+        Scenario {
+            name: "driver answers with a snapshot of another volume: the call is repeated",
+            actions: after_source("Delete", [Create(snapshot())]),
+            snapshotting: failing(vec![DriverFault::WrongSource]),
+            events: &[
+                "of-s Warning SnapshotCreationFailed",
+                "s Normal CreatingSnapshot",
+                "s Normal SnapshotCreated",
+                "s Normal SnapshotReady",
+            ],
+            calls: &[CREATE, CREATE],
+            ..taken()
+        },
+        Scenario {
+            name: "driver answers with size 0: the snapshot is ready, and a claim of any size is restored",
+            actions: after_source("Delete", [Create(snapshot()), Settle, Create(restored())]),
+            snapshotting: failing(vec![DriverFault::WrongSize(0)]),
+            claims: &["a Bound of-a", "source Bound v"],
+            volumes: &["of-a Bound a", "v Bound source"],
+            array_owners: &["a"],
+            events: &[
+                "a Normal ProvisioningSucceeded",
+                "s Normal CreatingSnapshot",
+                "s Normal SnapshotCreated",
+                "s Normal SnapshotReady",
+            ],
+            calls: &[CREATE, "create a from snapshot-s"],
+            ..taken()
+        },
+        Scenario {
+            name: "snapshot that is never ready: it is deleted with its VolumeSnapshot",
+            actions: after_source("Delete", [Create(snapshot()), Until(CallsCompleted(3)), Delete(SNAPSHOT)]),
+            snapshotting: SnapshotBehavior { polls_until_ready: usize::MAX, ..SnapshotBehavior::default() },
+            events: &["s Normal CreatingSnapshot", "s Normal SnapshotCreated"],
+            calls: &[CREATE_OF_GONE, CREATE_OF_GONE, CREATE_OF_GONE, CREATE_OF_GONE, DELETE],
+            repeats_calls: true,
+            ..base()
+        },
+        Scenario {
+            name: "snapshot deleted at the driver: a restore fails, and content and VolumeSnapshot can be deleted",
+            actions: after_source(
+                "Delete",
+                [
+                    Create(snapshot()),
+                    Settle,
+                    RemoveSnapshots,
+                    Create(restored()),
+                    Until(Event("a Warning ProvisioningFailed")),
+                    Delete(CLAIM),
+                    Until(Deleted(CLAIM)),
+                    Delete(SNAPSHOT),
+                ],
+            ),
+            events: &[
+                "a Warning ProvisioningFailed",
+                "s Normal CreatingSnapshot",
+                "s Normal SnapshotCreated",
+                "s Normal SnapshotReady",
+            ],
+            calls: &[CREATE_OF_GONE, "create gone from snapshot-gone", DELETE],
+            repeats_calls: true,
+            ..base()
+        },
+        Scenario {
+            name: "content of upstream's snapshot-controller whose VolumeSnapshot was lost: it is deleted",
+            actions: after_source("Delete", [CreateAs("snapshot-controller", written_content())]),
+            calls: &[CREATE_OF_GONE, DELETE],
+            ..base()
+        },
+        Scenario {
+            name: "content of an administrator whose VolumeSnapshot was lost: it stays",
+            actions: after_source("Delete", [Create(written_content())]),
+            snapshot_contents: &["of-gone s ready"],
+            array_snapshots: &["gone"],
+            events: &["of-gone Warning SnapshotMissing"],
+            calls: &[CREATE_OF_GONE],
+            races_calls: true,
+            ..base()
+        },
+    ]
+}
