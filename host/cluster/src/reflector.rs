@@ -121,20 +121,47 @@ struct WatchEvent<'a> {
 impl<K: Indexed> Reflector<'_, K> {
     async fn run(&self) -> RestoreDetected {
         let mut failures = 0;
+        let mut is_missing = false;
         loop {
             match self.list().await {
                 Ok(Ok(version)) => {
+                    if std::mem::take(&mut is_missing) {
+                        tracing::info!(kind = K::RESOURCE.kind, "the API server serves the kind now");
+                    }
                     if let Err(restored) = self.watch_loop(version, &mut failures).await {
                         return restored;
                     }
                 }
                 Ok(Err(restored)) => return restored,
                 Err(ApiError::NotFound(_)) if K::OPTIONAL => {
+                    if !std::mem::replace(&mut is_missing, true) {
+                        self.log_missing_kind();
+                    }
                     self.store.clear();
                     tokio::time::sleep(MISSING_KIND_RETRY_DELAY).await;
                 }
                 Err(error) => self.back_off(&mut failures, "list", &error).await,
             }
+        }
+    }
+
+    /// Logs that the API server does not serve the kind in this version. Call it before the store is cleared.
+    fn log_missing_kind(&self) {
+        let (kind, version) = (K::RESOURCE.kind, K::RESOURCE.api_version());
+        let consequence = "no object of it is found, and work that needs one waits";
+        let delay = MISSING_KIND_RETRY_DELAY;
+        if self.store.is_served() {
+            tracing::warn!(
+                kind,
+                "the API server no longer serves the kind in version {version}: {consequence}; checking \
+                 every {delay:?}"
+            );
+        } else {
+            tracing::info!(
+                kind,
+                "the API server does not serve the kind in version {version}, and other versions are not \
+                 used: {consequence}; checking every {delay:?}"
+            );
         }
     }
 
@@ -156,6 +183,8 @@ impl<K: Indexed> Reflector<'_, K> {
                         RestoreDetected::check_version(K::RESOURCE.kind, highest_seen, now)?;
                         self.store.observe_version(now);
                     }
+                    // The kind may be removed: the list tells.
+                    Err(ApiError::NotFound(_)) if K::OPTIONAL => return Ok(()),
                     Err(error) => {
                         self.back_off(failures, "watch", &error).await;
                         if *failures > 1 {

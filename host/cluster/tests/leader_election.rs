@@ -319,6 +319,59 @@ async fn a_deleted_lease_is_created_by_its_holder_while_a_standby_waits() {
     assert_eq!(lease(&api).await["spec"]["holderIdentity"], "second");
 }
 
+/// The API server is slow meanwhile, refuses requests and loses responses.
+#[tokio::test(start_paused = true)]
+async fn a_leader_whose_lease_is_deleted_under_load_works_on_without_a_gap() {
+    let api = api_with_namespace().await;
+    let wire = FaultyApi { delay: Duration::from_millis(200), ..FaultyApi::new(&api) };
+    let other_wire = FaultyApi::new(&api);
+    let started = Instant::now();
+    let campaign = |wire: &FaultyApi, identity: &str| {
+        let elector = elector(wire, identity).with_boot_clock(Arc::new(move || started.elapsed()));
+        Campaign::new(BTreeSet::new(), vec![elector])
+    };
+    let (first, second) = (campaign(&wire, "first"), campaign(&other_wire, "second"));
+    let (mut first_leads, mut second_leads) = (first.leadership(), second.leadership());
+    let first = tokio::spawn(first.run(watch::channel(LostJournals::new()).1));
+    let term = first_leads.wait_term().await;
+    let second = tokio::spawn(second.run(watch::channel(LostJournals::new()).1));
+    let faults = [
+        None,
+        Some(WriteFault::Refused(StatusCode::TOO_MANY_REQUESTS)),
+        None,
+        Some(WriteFault::ResponseLost),
+        None,
+        Some(WriteFault::Refused(StatusCode::CONFLICT)),
+    ];
+    let delete = async {
+        let mut deletions = 0;
+        for fault in faults.into_iter().cycle().take(60) {
+            // Renewals are 5 s apart: each deletion is at another moment between two.
+            sleep(Duration::from_millis(3_700)).await;
+            wire.faults.lock().unwrap().extend(fault);
+            let (status, _) = call(&api, Method::DELETE, LEASE, Value::Null).await;
+            deletions += usize::from(status == StatusCode::OK);
+        }
+        sleep(Duration::from_secs(12)).await;
+        deletions
+    };
+    let work = async {
+        loop {
+            assert!(term.term().permit().is_ok(), "at {:?}", started.elapsed());
+            sleep(Duration::from_millis(50)).await;
+        }
+    };
+    let deletions = tokio::select! {
+        () = work => unreachable!("it does not end"),
+        _ = second_leads.wait_term() => panic!("two leaders"),
+        deletions = delete => deletions,
+    };
+    assert!(deletions > 30, "{deletions} deletions");
+    assert_eq!(lease(&api).await["spec"]["holderIdentity"], "first");
+    first.abort();
+    second.abort();
+}
+
 /// Calls of the former leader may still run at a driver: the Lease is not released, and ends after its
 /// duration.
 #[tokio::test(start_paused = true)]

@@ -1,11 +1,14 @@
 //! Reflectors: paged lists, lists of large objects, watches, lists after 410 Gone, restored clusters, and an
-//! optional kind that the API server does not serve at first.
+//! optional kind that the API server does not serve at first, or for some time.
 #![allow(clippy::unwrap_used, clippy::indexing_slicing, reason = "tests fail by panicking")]
 
 mod common;
+#[path = "../../controllers/tests/log_collector/mod.rs"]
+mod log_collector;
 
 use std::{sync::Arc, time::Duration};
 
+use cofferdam_apiserver::ApiServer;
 use cofferdam_cluster::{
     EventSink, Lookup, Writer,
     deletion_freeze::RestoreDetected,
@@ -16,6 +19,7 @@ use cofferdam_cluster::{
 use cofferdam_domain::{Claim, ClaimKey, VolumeAttributesClass, names};
 use common::{FaultyApi, ListRequest, api, call};
 use http::Method;
+use log_collector::LogCollector;
 use serde_json::{Value, json};
 use tokio::{task::JoinHandle, time::Instant};
 use tokio_util::sync::CancellationToken;
@@ -200,22 +204,73 @@ async fn a_restored_cluster_is_detected_and_reported() {
     assert_eq!(reflector.writer.cache().claims.len(), 2, "the cache is unchanged");
 }
 
-#[tokio::test(start_paused = true)]
-async fn a_missing_optional_kind_is_retried() {
+/// An API server with the VolumeAttributesClass `fast`.
+async fn api_with_attributes_class() -> ApiServer {
     let api = api();
     let class =
         json!({"metadata": {"name": "fast"}, "driverName": "d.example.com", "parameters": {"a": "b"}});
     call(&api, Method::POST, "/apis/storage.k8s.io/v1/volumeattributesclasses", class).await;
-    let wire = FaultyApi::new(&api);
+    api
+}
+
+/// The log of the reflector: levels and texts.
+fn reflector_log(log: &LogCollector) -> Vec<String> {
+    let text = log.text();
+    let lines = text.lines().filter_map(|line| {
+        let (head, message) = line.split_once(" message=")?;
+        let (level, target) = head.split_once(' ')?;
+        let message = message.trim_end_matches(r#" kind="VolumeAttributesClass""#);
+        target.starts_with("cofferdam_cluster::reflector").then(|| format!("{level} {message}"))
+    });
+    lines.collect()
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_missing_optional_kind_is_retried_and_logged_once() {
+    let log = LogCollector::default();
+    let _guard = tracing::subscriber::set_default(log.clone());
+    let wire = FaultyApi::new(&api_with_attributes_class().await);
     *wire.missing_kind.lock().unwrap() = Some("volumeattributesclasses");
     let reflector = start_reflector::<VolumeAttributesClass>(&wire);
     let classes = &reflector.writer.cache().attributes_classes;
     classes.wait_synced().await;
-    assert!(classes.is_empty());
+    assert!(classes.is_empty() && !classes.is_served());
+    tokio::time::sleep(Duration::from_mins(10)).await;
+    let missing = "INFO the API server does not serve the kind in version storage.k8s.io/v1, and other \
+                   versions are not used: no object of it is found, and work that needs one waits; checking \
+                   every 60s";
+    assert_eq!(reflector_log(&log), [missing]);
     *wire.missing_kind.lock().unwrap() = None;
     tokio::time::sleep(Duration::from_secs(65)).await;
     let found = classes.get(&"fast".into()).into_object().unwrap();
     assert_eq!((found.driver.as_str(), found.parameters.len()), ("d.example.com", 1));
+    assert_eq!(reflector_log(&log), [missing, "INFO the API server serves the kind now"]);
+    reflector.stop.cancel();
+    assert_eq!(reflector.task.await.unwrap(), Ok(()));
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_optional_kind_that_is_removed_is_cleared_and_read_again() {
+    let log = LogCollector::default();
+    let _guard = tracing::subscriber::set_default(log.clone());
+    let wire = FaultyApi::new(&api_with_attributes_class().await);
+    let reflector = start_reflector::<VolumeAttributesClass>(&wire);
+    let classes = &reflector.writer.cache().attributes_classes;
+    classes.wait_synced().await;
+    for _ in 0..2 {
+        assert!(classes.is_served() && classes.len() == 1);
+        *wire.missing_kind.lock().unwrap() = Some("volumeattributesclasses");
+        // The open watch ends within its timeout.
+        tokio::time::sleep(Duration::from_mins(20)).await;
+        assert!(!classes.is_served() && classes.is_empty());
+        *wire.missing_kind.lock().unwrap() = None;
+        tokio::time::sleep(Duration::from_secs(65)).await;
+    }
+    assert!(classes.is_served() && matches!(classes.get(&"fast".into()), Lookup::Found(_)));
+    let removed = "WARN the API server no longer serves the kind in version storage.k8s.io/v1: no object of \
+                   it is found, and work that needs one waits; checking every 60s";
+    let served = "INFO the API server serves the kind now";
+    assert_eq!(reflector_log(&log), [removed, served, removed, served]);
     reflector.stop.cancel();
     assert_eq!(reflector.task.await.unwrap(), Ok(()));
 }

@@ -109,7 +109,8 @@ impl ConflictDetector {
     ) {
         store.subscribe_foreign(self, move |detector, change, json| {
             if let (Some(new), Some(field)) = (&change.new, written_field(change))
-                && !field_managers(json, field).iter().any(|manager| manager == FIELD_MANAGER)
+                && let object = serde_json::from_str(json).unwrap_or_default()
+                && !field_managers(&object, field).contains(&FIELD_MANAGER)
             {
                 detector.add(ObjectReference::from_object(&**new), field);
             }

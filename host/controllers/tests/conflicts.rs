@@ -4,7 +4,9 @@ mod log_collector;
 
 use std::time::Duration;
 
-use cofferdam_controllers::{Role, attach_detach, protection, provisioner, pv_controller};
+use cofferdam_controllers::{
+    Role, attach_detach, protection, provisioner, pv_controller, snapshot_controller, snapshotter,
+};
 use cofferdam_domain::names;
 use cofferdam_sim::{
     ApiFault, FaultKind, FinalState, Simulation,
@@ -191,6 +193,54 @@ async fn a_foreign_attach_detach_controller_stops_ours() {
     assert!(has_conflict_event(&outcome), "{:?}", outcome.events);
     // The volume is not detached from the nodes without a pod.
     assert_eq!(outcome.attachments.len(), 3, "{:?}", outcome.attachments);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_foreign_snapshot_controller_stops_ours() {
+    const CONTENTS: [&str; 3] = [
+        "/apis/snapshot.storage.k8s.io/v1/volumesnapshotcontents/c1",
+        "/apis/snapshot.storage.k8s.io/v1/volumesnapshotcontents/c2",
+        "/apis/snapshot.storage.k8s.io/v1/volumesnapshotcontents/c3",
+    ];
+    let log = LogCollector::default();
+    let _guard = tracing::subscriber::set_default(log.clone());
+    let contents = CONTENTS.map(|path| {
+        Create(json!({
+            "apiVersion": "snapshot.storage.k8s.io/v1", "kind": "VolumeSnapshotContent",
+            "metadata": {"name": path.rsplit('/').next()},
+            "spec": {
+                "deletionPolicy": "Retain", "driver": "other.example.com", "source": {"snapshotHandle": "h"},
+                "volumeSnapshotRef": {"namespace": "default", "name": "s"},
+            },
+        }))
+    });
+    let snapshot = json!({
+        "apiVersion": "snapshot.storage.k8s.io/v1", "kind": "VolumeSnapshot",
+        "metadata": {"name": "late", "namespace": "default"},
+        "spec": {"source": {"volumeSnapshotContentName": "c1"}},
+    });
+    let bound = |path| Patch(path, json!({"spec": {"volumeSnapshotRef": {"uid": "of-the-other"}}}));
+    let marked =
+        |path| Patch(path, json!({"metadata": {"annotations": {names::SNAPSHOT_BEING_DELETED: "yes"}}}));
+    let [c1, c2, c3] = CONTENTS;
+    let changes = [Settle, bound(c1), bound(c2), marked(c3), Settle, Create(snapshot), Settle];
+    let simulation = all_roles();
+    let outcome = run(&simulation, contents.into_iter().chain(changes)).await;
+    assert!(is_stopped(&simulation, snapshot_controller::ROLE));
+    assert!(!is_stopped(&simulation, snapshotter::ROLE) && !is_stopped(&simulation, provisioner::ROLE));
+    assert!(has_conflict_event(&outcome), "{:?}", outcome.events);
+    let log = log.text();
+    let reason = "another controller does the work of the role snapshot-controller: it has changed \
+                  spec.volumeSnapshotRef.uid of VolumeSnapshotContent c1, spec.volumeSnapshotRef.uid of \
+                  VolumeSnapshotContent c2, \
+                  metadata.annotations.snapshot.storage.kubernetes.io/volumesnapshot-being-deleted of \
+                  VolumeSnapshotContent c3";
+    let is_reason = |line: &&str| line.starts_with("ERROR") && line.contains(reason);
+    assert_eq!(log.lines().filter(is_reason).count(), 1, "{log}");
+    // The role does not touch the VolumeSnapshot.
+    let late = "/apis/snapshot.storage.k8s.io/v1/namespaces/default/volumesnapshots/late";
+    let late = simulation.object(late).await.unwrap();
+    assert_eq!((late.pointer("/status"), late.pointer("/metadata/finalizers")), (None, None), "{late}");
 }
 
 #[tokio::test(start_paused = true)]

@@ -45,11 +45,9 @@ pub(super) async fn is_written_by_controller(
     name: &VolumeSnapshotContentName,
 ) -> Result<bool, ApiError> {
     let Some(object) = writer.read_value::<VolumeSnapshotContent>(name, "").await? else { return Ok(false) };
-    let json = object.to_string();
-    let is_controller = |manager: &String| [FIELD_MANAGER, UPSTREAM_MANAGER].contains(&manager.as_str());
-    Ok([SOURCE, DELETION_POLICY]
-        .into_iter()
-        .all(|field| field_managers(&json, field).iter().any(is_controller)))
+    let is_controller = |manager: &&str| [FIELD_MANAGER, UPSTREAM_MANAGER].contains(manager);
+    let is_by_controller = |field| field_managers(&object, field).iter().any(is_controller);
+    Ok([SOURCE, DELETION_POLICY].into_iter().all(is_by_controller))
 }
 
 #[cfg(test)]

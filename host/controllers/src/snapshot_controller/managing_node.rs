@@ -6,7 +6,14 @@ use std::collections::BTreeSet;
 use cofferdam_cluster::{ApiError, Writer};
 use cofferdam_domain::{NodeName, Volume, names};
 
-use crate::node_local::{candidate_nodes, label_selector};
+use crate::{
+    live_reads::SingleFlightReads,
+    node_local::{candidate_nodes, label_selector},
+};
+
+/// Reads of the only Node that matches a node affinity. New contents whose volumes have the same node
+/// affinity share them.
+pub(super) type NodeReads = SingleFlightReads<Option<NodeName>>;
 
 /// The node that every term of the volume's node affinity names with the key `topology.cofferdam.dev/node`.
 /// `None` if there is none.
@@ -34,21 +41,33 @@ pub(super) async fn managing_node(
     volume: &Volume,
     distributed: bool,
     writer: &Writer,
+    reads: &NodeReads,
 ) -> Result<Option<NodeName>, ApiError> {
     let named = named_node(volume);
     if named.is_some() || !distributed {
         return Ok(named);
     }
-    let mut matching = BTreeSet::new();
-    for selector in node_selectors(volume) {
-        matching.extend(candidate_nodes(volume, selector, writer).await?);
+    let selectors = node_selectors(volume);
+    if selectors.is_empty() {
+        return Ok(None);
     }
-    Ok(matching.pop_first().filter(|_| matching.is_empty()))
+    let read = |_| async {
+        let mut matching = BTreeSet::new();
+        for selector in selectors {
+            matching.extend(candidate_nodes(volume, selector, writer).await?);
+        }
+        Ok(matching.pop_first().filter(|_| matching.is_empty()))
+    };
+    // Not by selector: the result also depends on the terms without a known label.
+    reads.read_live(&format!("{:?}", volume.node_affinity_terms), read).await
 }
 
 #[cfg(test)]
 mod tests {
-    use cofferdam_cluster::decode;
+    use std::{sync::Arc, time::Duration};
+
+    use cofferdam_cluster::{decode, metrics::Metrics};
+    use parking_lot::Mutex;
     use serde_json::{Value, json};
 
     use super::*;
@@ -67,6 +86,37 @@ mod tests {
             "spec": {"nodeAffinity": {"required": {"nodeSelectorTerms": terms}}},
         });
         decode::object(&volume.to_string()).unwrap().unwrap()
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn concurrent_contents_share_the_reads_of_nodes() {
+        let lists = Arc::new(Mutex::new(Vec::new()));
+        let counted = Arc::clone(&lists);
+        let service = tower::service_fn(move |request: http::Request<kube::client::Body>| {
+            let query = request.uri().query().unwrap_or_default();
+            let zone = if query.contains("zone%3Da") { "a" } else { "b" };
+            counted.lock().push(zone);
+            let labels = json!({"zone": zone});
+            let node = json!({"metadata": {
+                "name": format!("n-{zone}"), "uid": "u", "resourceVersion": "1", "labels": labels,
+            }});
+            let body = json!({"metadata": {"resourceVersion": "1"}, "items": [node]}).to_string();
+            async move {
+                tokio::time::sleep(Duration::from_millis(10)).await;
+                let body = kube::client::Body::from(body.into_bytes());
+                Ok::<_, std::convert::Infallible>(http::Response::new(body))
+            }
+        });
+        let writer = Writer::new(kube::Client::new(service, "default"), Arc::default(), Metrics::default());
+        let reads = NodeReads::default();
+        let zones: Vec<_> = ["a", "a", "a", "a", "b"].map(|zone| volume(&json!([{"zone": [zone]}]))).into();
+        let found = zones.iter().map(|volume| managing_node(volume, true, &writer, &reads));
+        let found: Result<Vec<_>, _> = futures::future::join_all(found).await.into_iter().collect();
+        let expected = ["n-a", "n-a", "n-a", "n-a", "n-b"].map(|node| Some(NodeName::from(node)));
+        assert_eq!(found.unwrap(), expected);
+        // One for the first content of a zone, and one for those that came during it.
+        lists.lock().sort_unstable();
+        assert_eq!(*lists.lock(), ["a", "a", "b"]);
     }
 
     #[test]

@@ -20,7 +20,7 @@ use tokio_util::sync::CancellationToken;
 use super::{
     conflict,
     content::new_content,
-    managing_node::managing_node,
+    managing_node::{NodeReads, managing_node},
     metrics::{SnapshotControllerMetrics, SnapshotOperation},
     rules::{self, ContentVerdict, Dependency, SnapshotFailure, SnapshotVerdict},
     secret_references, status,
@@ -67,6 +67,7 @@ pub(crate) struct SnapshotController {
     /// By content, the VolumeSnapshots that disappeared although they had the content, or a finalizer, and
     /// were not being deleted, and those of contents that are abandoned. See [`rules::decide_content`].
     disappeared: Mutex<HashMap<VolumeSnapshotContentName, Uid>>,
+    node_reads: NodeReads,
 }
 
 impl Controller for SnapshotController {
@@ -80,6 +81,7 @@ impl Controller for SnapshotController {
             contents: Queue::new("snapshot-controller-content", backoff, queue_metrics),
             claims: Queue::new("snapshot-controller-claim", backoff, queue_metrics),
             disappeared: Mutex::default(),
+            node_reads: NodeReads::default(),
             context,
         })
     }
@@ -404,7 +406,8 @@ impl SnapshotController {
                 return Err(self.fail(snapshot, failure).await);
             }
         };
-        let node = match managing_node(volume, self.context.distributed, &self.context.writer).await {
+        let (is_distributed, writer) = (self.context.distributed, &self.context.writer);
+        let node = match managing_node(volume, is_distributed, writer, &self.node_reads).await {
             Ok(node) => node,
             Err(error) => {
                 self.emit_error(snapshot, "CreateSnapshotContentFailed", &error);

@@ -426,15 +426,20 @@ fn decide_deletion(cache: &Cache, snapshot: &VolumeSnapshot) -> SnapshotVerdict 
         return SnapshotVerdict::NoAction("the finalizers of this role are removed");
     }
     let content = find_content(cache, snapshot);
+    let is_protected = snapshot.meta.finalizer_index(names::RESTORE_PROTECTION).is_some();
     if content.is_some()
         && let Some(claim) = claim_to_restore(cache, snapshot)
     {
-        let text = format!("claim {claim} has no volume yet and names the VolumeSnapshot as its source");
-        return SnapshotVerdict::DeletePending(text);
+        return SnapshotVerdict::DeletePending(restore_pending(&claim, is_protected));
     }
     // The request for a volume whose claim is deleted may still be in progress.
-    if snapshot.meta.finalizer_index(names::RESTORE_PROTECTION).is_some() {
-        return SnapshotVerdict::NoAction("a provisioner creates a volume from the snapshot");
+    if is_protected {
+        let text = format!(
+            "a provisioner may be creating a volume from the snapshot: waiting until it removes the \
+             finalizer {}",
+            names::RESTORE_PROTECTION
+        );
+        return SnapshotVerdict::DeletePending(text);
     }
     if let Some(content) = content {
         if !content.meta.has_annotation(names::SNAPSHOT_BEING_DELETED) {
@@ -464,10 +469,26 @@ fn decide_deletion(cache: &Cache, snapshot: &VolumeSnapshot) -> SnapshotVerdict 
 }
 
 /// A claim without a volume that names the VolumeSnapshot as its source.
+///
+/// It counts also if no provisioner has protected the VolumeSnapshot: one that may not write the finalizer
+/// creates the volume without it.
 fn claim_to_restore(cache: &Cache, snapshot: &VolumeSnapshot) -> Option<ClaimKey> {
     let claims = cache.claims_with_source(&SourceKey::Snapshot(snapshot.key.clone()));
     let waiting = claims.iter().find(|claim| claim.phase == ClaimPhase::Pending && !claim.meta.deleting);
     waiting.map(|claim| claim.key.clone())
+}
+
+/// The reason why a VolumeSnapshot with a claim to restore is not deleted. A provisioner refuses a
+/// VolumeSnapshot that is being deleted, unless it has protected it before: both wait for the user.
+fn restore_pending(claim: &ClaimKey, is_protected: bool) -> String {
+    let end = match is_protected {
+        true => "waiting until it has a volume or is deleted",
+        false => {
+            "provisioners refuse a VolumeSnapshot that is being deleted, so delete the claim unless its \
+             volume is being created"
+        }
+    };
+    format!("claim {claim} has no volume yet and names the VolumeSnapshot as its source: {end}")
 }
 
 /// Returns the index of the finalizer of a claim if it can be removed: no snapshot of the claim's volume is

@@ -294,13 +294,21 @@ fn the_deletion_of_a_snapshot_follows_the_policy_of_its_content() {
     let delete = json!({"spec": {"deletionPolicy": "Delete"}});
     let going = json!({"metadata": {"deletionTimestamp": "2026-01-01T00:00:00Z"}});
     let other = json!({"spec": {"volumeSnapshotRef": {"uid": "2"}}});
+    let protected = json!({"metadata": {"finalizers": [
+        names::SNAPSHOT_SOURCE_PROTECTION, names::RESTORE_PROTECTION,
+    ]}});
+    let only_protected = json!({"metadata": {"finalizers": [names::RESTORE_PROTECTION]}});
+    let may_be_restored = "pending: a provisioner may be creating a volume from the snapshot: waiting until \
+                           it removes the finalizer \
+                           provisioner.storage.kubernetes.io/volumesnapshot-as-source-protection";
     let both = |a: &Value, b: &Value| with(a.clone(), b);
     #[rustfmt::skip] // one row per situation
     let table = [
         ("no content", json!({}), None, "remove finalizers 0, 1 unless snapcontent-1 exists"),
-        ("being restored", json!({"metadata": {"finalizers": [
-            names::SNAPSHOT_SOURCE_PROTECTION, names::RESTORE_PROTECTION,
-        ]}}), Some(json!({})), "no action: a provisioner creates a volume from the snapshot"),
+        ("being restored", protected.clone(), Some(json!({})), may_be_restored),
+        ("being restored, no content", protected.clone(), None, may_be_restored),
+        ("being restored, done", only_protected, Some(json!({})),
+            "no action: the finalizers of this role are removed"),
         ("content of another", json!({}), Some(other), "remove finalizers 0, 1 unless snapcontent-1 exists"),
         ("not marked", json!({}), Some(json!({})), "mark snapcontent-1"),
         ("marked, Retain", json!({}), Some(marked.clone()), "remove finalizers 0, 1"),
@@ -326,9 +334,18 @@ fn the_deletion_of_a_snapshot_follows_the_policy_of_its_content() {
     });
     let claims = vec![claim_json(), restoring];
     let restored = |contents| Fixture { claims: claims.clone(), contents, ..Fixture::changing(&deleting) };
+    let claim_waits = "pending: claim ns/r has no volume yet and names the VolumeSnapshot as its source: ";
     assert_eq!(
         restored(vec![content_json()]).decide(),
-        "pending: claim ns/r has no volume yet and names the VolumeSnapshot as its source"
+        format!(
+            "{claim_waits}provisioners refuse a VolumeSnapshot that is being deleted, so delete the claim \
+             unless its volume is being created"
+        )
+    );
+    let snapshot = with(snapshot_json(), &both(&deleting, &protected));
+    assert_eq!(
+        Fixture { snapshot, ..restored(vec![content_json()]) }.decide(),
+        format!("{claim_waits}waiting until it has a volume or is deleted")
     );
     assert_eq!(
         restored(Vec::new()).decide(),
