@@ -68,7 +68,7 @@ test: toolchain ## run every test
 	$(CARGO) test --locked --workspace
 
 .PHONY: check
-check: fmt clippy deny doc manifests-check ## formatting, lints, licences and dependencies, documentation, rendered manifests
+check: fmt clippy deny doc documents-check manifests-check ## formatting, lints, licences and dependencies, documentation, documents of a release, rendered manifests
 
 .PHONY: fmt
 fmt: toolchain
@@ -103,6 +103,11 @@ manifests: ## render deploy/manifests from the Helm chart: with Go, which builds
 .PHONY: manifests-check
 manifests-check:
 	deploy/helm/render.sh check
+
+# The links and the names of archives in the documents of a release, before `make release` needs them.
+.PHONY: documents-check
+documents-check:
+	deploy/release/documents.sh check
 
 .PHONY: peers
 peers: ## build etcd, Kubernetes, containerd and the Go sidecars into a cache: with Go, some 20 minutes the first time

@@ -26,6 +26,9 @@ done
 grep -qE "^version: \"?$version\"?$" deploy/helm/cofferdam-snapshot-crds/Chart.yaml ||
   fail "deploy/helm/cofferdam-snapshot-crds/Chart.yaml: expected version $version"
 
+work=$(mktemp --directory)
+trap 'rm -rf "$work"' EXIT
+deploy/release/documents.sh "$work"
 make image
 helm=$(conformance/peers/build.sh one helm)
 program=target/image-build/release/cofferdam
@@ -42,49 +45,26 @@ archive() {
     --create --file - "$@" | gzip --no-name --best >"$output"
 }
 
-# Fails if a file or a directory in an archive has a link to a file that the archive lacks.
-check_links() {
-  local directory=$1 page link target
-  shift
-  while IFS=: read -r page link; do
-    target=${link%%#*}
-    [[ -z $target || -e $directory/$(dirname "$page")/$target ]] || fail "the archive lacks $link, which $page names"
-  done < <(cd "$directory" && grep -roPH --include='*.md' '\]\(\K(?!https?:|mailto:)[^) ]+(?=\))' "$@")
-}
-
 root=$name-$architecture-linux
-work=$(mktemp --directory)
-trap 'rm -rf "$work"' EXIT
-mkdir -p "$work/$root/completions"
+mv "$work/program" "$work/$root"
+mkdir "$work/$root/completions"
 install --mode=0755 "$program" "$work/$root/cofferdam"
 ln -s cofferdam "$work/$root/kubectl-cofferdam"
 "$program" completions bash >"$work/$root/completions/cofferdam.bash"
 "$program" completions zsh >"$work/$root/completions/_cofferdam"
 "$program" completions fish >"$work/$root/completions/cofferdam.fish"
-# The documents, and the files to which they link.
-git archive HEAD README.md CHANGELOG.md CONTRIBUTING.md LICENSE SECURITY.md docs wit guest-sdk examples samples deploy \
-  conformance/README.md conformance/strangers | tar --extract --directory "$work/$root"
-check_links "$work/$root" README.md docs deploy/README.md
 mkdir "$work/$root/drivers"
 for driver in memory pool; do
   cp "target/image-build/guests/wasm32-wasip2/guest/cofferdam_backend_$driver.wasm" "$work/$root/drivers/$driver.wasm"
 done
 archive "$dist/$root.tar.gz" --directory "$work" "$root"
 
-mkdir "$work/chart"
-git archive HEAD deploy/helm/cofferdam | tar --extract --strip-components=2 --directory "$work/chart"
-deploy/release/chart-readme.sh "$version" >"$work/chart/cofferdam/README.md"
-mkdir "$work/chart/cofferdam/examples"
-cp deploy/helm/values/*.yaml "$work/chart/cofferdam/examples/"
-check_links "$work/chart/cofferdam" README.md
-archive "$dist/$name.tgz" --directory "$work/chart" cofferdam
+archive "$dist/$name.tgz" --directory "$work/charts" cofferdam
 lint() {
   "$helm" lint --strict "$@" >"$work/lint" || { cat "$work/lint" >&2; fail "helm does not accept the chart $1"; }
 }
 lint "$dist/$name.tgz" --values deploy/helm/values/component.yaml
-git archive HEAD deploy/helm/cofferdam-snapshot-crds | tar --extract --strip-components=2 --directory "$work/chart"
-check_links "$work/chart/cofferdam-snapshot-crds" README.md
-archive "$dist/cofferdam-snapshot-crds-$version.tgz" --directory "$work/chart" cofferdam-snapshot-crds
+archive "$dist/cofferdam-snapshot-crds-$version.tgz" --directory "$work/charts" cofferdam-snapshot-crds
 lint "$dist/cofferdam-snapshot-crds-$version.tgz"
 
 cp target/image.tar "$dist/$name-$architecture-images.tar"

@@ -108,97 +108,138 @@ pub struct Release {
 /// Writes the images of a release and their bills of materials, and returns the sizes of all parts.
 ///
 /// # Errors
-/// The program or a tool is for another architecture, needs what no package has, or is a script; a package is
-/// not needed; the program has no list of crates; or a file cannot be written.
+/// Those of [`ReleaseLayers::new`], or a file cannot be written.
 pub fn assemble(release: &Release) -> Result<Report> {
-    let Release { packages, created, version, .. } = release;
-    let program = ElfFile::parse(&release.binary_name, &release.binary)?;
-    if program.architecture != packages.architecture {
-        let (actual, expected) = (program.architecture, packages.architecture);
-        return Err(ImageError::Architecture { file: release.binary_name.clone(), actual, expected });
-    }
-    let crates: Vec<Crate> = match release.crates {
-        CrateList::Required => read_crates(&release.binary_name, &release.binary)?,
-        CrateList::Omitted => Vec::new(),
-    };
-
-    let mut controller = Selection::new(packages.architecture, packages.controller.iter());
-    controller.add_needed(&release.binary_name, &release.binary)?;
-    for file in &packages.controller_files {
-        controller.add_file(file)?;
-    }
-    for (path, _) in packages.controller.iter().flat_map(|package| package.files.iter()) {
-        if is_authority(path) {
-            controller.add_file(path)?;
-        }
-    }
-    controller.add_copyrights()?;
-    let mut node = Selection::new(packages.architecture, packages.controller.iter().chain(&packages.node));
-    for program in &packages.node_programs {
-        node.add_program(program)?;
-    }
-    for file in &packages.node_files {
-        node.add_file(file)?;
-    }
-    node.add_copyrights()?;
-
-    let mut base = vec![Part { name: "users, directories".to_owned(), tree: base_files()? }];
-    base.extend(package_parts(controller.by_package(None)?, 0)?);
-    let tools = package_parts(node.by_package(Some(&controller))?, packages.controller.len())?;
-    let binary = vec![Part { name: "cofferdam".to_owned(), tree: binary_files(&release.binary)? }];
-
-    let (libraries, libraries_report) = layer("libraries", &base, *created)?;
-    let (binary, binary_report) = layer("program", &binary, *created)?;
-    let (tools, tools_report) = layer("node tools", &tools, *created)?;
-
-    let mut layout = Layout::create(&release.output, packages.architecture, *created)?;
-    let mut images = Vec::new();
-    for (name, title, entrypoint, user) in image_list() {
-        let mut image = Image {
-            name: format!("{name}:{version}"),
-            containerd_name: containerd_name(&release.repository, name, version),
-            entrypoint: vec![entrypoint],
-            environment: vec![PATH.to_owned()],
-            user: user.to_owned(),
-            labels: labels(title, version, layout.created()),
-            ..Image::default()
-        };
-        if let Some(source) = &release.source {
-            image.labels.insert("org.opencontainers.image.source".to_owned(), source.clone());
-        }
-        let mut layers = vec![&libraries, &binary];
-        if name == NODE {
-            layers.push(&tools);
-        }
-        let digest = layout.add_image(&image, &layers)?;
-        let compressed = layers.iter().map(|layer| layer.compressed_size()).sum();
-        if [CONTROLLER, NODE].contains(&name) {
-            let mut packages: Vec<&Package> = packages.controller.iter().collect();
-            if name == NODE {
-                packages.extend(&release.packages.node);
-            }
-            let bom = Bom {
-                name,
-                version,
-                digest: &digest,
-                created: layout.created(),
-                architecture: release.packages.architecture,
-                crates: &crates,
-                packages: &packages,
-            };
-            layout.write(&format!("sbom/{name}.cdx.json"), &bom.to_json())?;
-        }
-        let size =
-            [&libraries_report, &binary_report].into_iter().chain((name == NODE).then_some(&tools_report));
-        images.push(ImageReport {
-            name: image.name,
-            digest,
-            size: size.map(LayerReport::size).sum(),
-            compressed,
-        });
-    }
+    let layers = ReleaseLayers::new(release)?;
+    let mut layout = Layout::create(&release.output, release.packages.architecture, release.created)?;
+    let images = layers.add_images(&mut layout, release)?;
     let digest = layout.finish()?;
-    Ok(Report { layers: vec![libraries_report, binary_report, tools_report], images, digest })
+    Ok(Report { layers: layers.reports().to_vec(), images, digest })
+}
+
+/// The layers of a release's images. They do not depend on the release's version.
+#[derive(Debug)]
+pub struct ReleaseLayers {
+    libraries: Layer,
+    program: Layer,
+    tools: Layer,
+    /// Sizes, in the order of the fields.
+    reports: [LayerReport; 3],
+    /// Crates of the program.
+    crates: Vec<Crate>,
+}
+
+impl ReleaseLayers {
+    /// Compresses the layers.
+    ///
+    /// # Errors
+    /// The program or a tool is for another architecture, needs what no package has, or is a script; a
+    /// package is not needed; or the program has no list of crates.
+    pub fn new(release: &Release) -> Result<Self> {
+        let Release { packages, created, .. } = release;
+        let program = ElfFile::parse(&release.binary_name, &release.binary)?;
+        if program.architecture != packages.architecture {
+            let (actual, expected) = (program.architecture, packages.architecture);
+            return Err(ImageError::Architecture { file: release.binary_name.clone(), actual, expected });
+        }
+        let crates: Vec<Crate> = match release.crates {
+            CrateList::Required => read_crates(&release.binary_name, &release.binary)?,
+            CrateList::Omitted => Vec::new(),
+        };
+
+        let mut controller = Selection::new(packages.architecture, packages.controller.iter());
+        controller.add_needed(&release.binary_name, &release.binary)?;
+        for file in &packages.controller_files {
+            controller.add_file(file)?;
+        }
+        for (path, _) in packages.controller.iter().flat_map(|package| package.files.iter()) {
+            if is_authority(path) {
+                controller.add_file(path)?;
+            }
+        }
+        controller.add_copyrights()?;
+        let mut node =
+            Selection::new(packages.architecture, packages.controller.iter().chain(&packages.node));
+        for program in &packages.node_programs {
+            node.add_program(program)?;
+        }
+        for file in &packages.node_files {
+            node.add_file(file)?;
+        }
+        node.add_copyrights()?;
+
+        let mut base = vec![Part { name: "users, directories".to_owned(), tree: base_files()? }];
+        base.extend(package_parts(controller.by_package(None)?, 0)?);
+        let tools = package_parts(node.by_package(Some(&controller))?, packages.controller.len())?;
+        let binary = vec![Part { name: "cofferdam".to_owned(), tree: binary_files(&release.binary)? }];
+
+        let (libraries, libraries_report) = layer("libraries", &base, *created)?;
+        let (program, program_report) = layer("program", &binary, *created)?;
+        let (tools, tools_report) = layer("node tools", &tools, *created)?;
+        let reports = [libraries_report, program_report, tools_report];
+        Ok(Self { libraries, program, tools, reports, crates })
+    }
+
+    /// Sizes of the layers.
+    pub const fn reports(&self) -> &[LayerReport] {
+        &self.reports
+    }
+
+    /// Adds the images of the release to a layout, and returns their sizes. Its bills of materials replace
+    /// those of another version in the layout.
+    ///
+    /// # Errors
+    /// A file cannot be written.
+    pub fn add_images(&self, layout: &mut Layout, release: &Release) -> Result<Vec<ImageReport>> {
+        let Release { packages, version, .. } = release;
+        let [libraries_report, program_report, tools_report] = &self.reports;
+        let mut images = Vec::new();
+        for (name, title, entrypoint, user) in image_list() {
+            let mut image = Image {
+                name: format!("{name}:{version}"),
+                containerd_name: containerd_name(&release.repository, name, version),
+                entrypoint: vec![entrypoint],
+                environment: vec![PATH.to_owned()],
+                user: user.to_owned(),
+                labels: labels(title, version, layout.created()),
+                ..Image::default()
+            };
+            if let Some(source) = &release.source {
+                image.labels.insert("org.opencontainers.image.source".to_owned(), source.clone());
+            }
+            let mut layers = vec![&self.libraries, &self.program];
+            if name == NODE {
+                layers.push(&self.tools);
+            }
+            let digest = layout.add_image(&image, &layers)?;
+            let compressed = layers.iter().map(|layer| layer.compressed_size()).sum();
+            if [CONTROLLER, NODE].contains(&name) {
+                let mut of_image: Vec<&Package> = packages.controller.iter().collect();
+                if name == NODE {
+                    of_image.extend(&packages.node);
+                }
+                let bom = Bom {
+                    name,
+                    version,
+                    digest: &digest,
+                    created: layout.created(),
+                    architecture: packages.architecture,
+                    crates: &self.crates,
+                    packages: &of_image,
+                };
+                layout.write(&format!("sbom/{name}.cdx.json"), &bom.to_json())?;
+            }
+            let size =
+                [libraries_report, program_report].into_iter().chain((name == NODE).then_some(tools_report));
+            images.push(ImageReport {
+                name: image.name,
+                digest,
+                size: size.map(LayerReport::size).sum(),
+                compressed,
+            });
+        }
+        Ok(images)
+    }
 }
 
 const CONTROLLER: &str = "cofferdam";

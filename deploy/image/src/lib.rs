@@ -1,7 +1,7 @@
 //! Writes container images as an [OCI image layout], without a daemon or a registry.
 //!
 //! [`assemble()`] makes the images of a release: the program, the libraries that it needs, and for nodes the
-//! tools that it runs, out of pinned Debian packages. [`Layout`] writes any image from layers, and
+//! tools that it runs, out of pinned Debian packages. [`ReleaseLayers`] makes several versions. [`Layout`] writes any image from layers, and
 //! [`FileTree::read_directory`] makes a layer's files from a directory.
 //!
 //! The same input gives the same bytes: entries are sorted, and owner, modes and times do not come from the
@@ -23,7 +23,7 @@ mod report;
 mod sbom;
 mod tree;
 
-pub use assemble::{CrateList, Packages, Release, SIDECARS, assemble};
+pub use assemble::{CrateList, Packages, Release, ReleaseLayers, SIDECARS, assemble};
 pub use compare::compare;
 pub use debian::{Package, PackageCache, pin};
 pub use elf::Architecture;

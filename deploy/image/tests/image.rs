@@ -11,8 +11,8 @@ use std::{
 };
 
 use cofferdam_image::{
-    Architecture, CrateList, Entry, FileTree, Image, Layer, Layout, Release, SIDECARS, assemble, compare,
-    write_archive,
+    Architecture, CrateList, Entry, FileTree, Image, Layer, Layout, Release, ReleaseLayers, SIDECARS,
+    assemble, compare, write_archive,
 };
 use fixture::{AARCH64, Elf, program, release};
 use flate2::read::GzDecoder;
@@ -102,6 +102,26 @@ fn two_builds_are_equal_and_another_program_is_named() {
         fs::read_dir(layout.join("blobs/sha256")).unwrap().map(|entry| entry.unwrap().file_name()).collect()
     };
     assert_eq!(blobs(&a), blobs(&c));
+}
+
+#[test]
+fn two_versions_in_one_layout_share_their_layers() {
+    let directory = TempDir::new().unwrap();
+    let [both, alone] = ["both", "alone"].map(|name| directory.path().join(name));
+    let mut release = release(&alone, program(b"code"));
+    let single = assemble(&release).unwrap();
+    let layers = ReleaseLayers::new(&release).unwrap();
+    let mut layout = Layout::create(&both, release.packages.architecture, release.created).unwrap();
+    let first = layers.add_images(&mut layout, &release).unwrap();
+    release.version = "0.2.0".to_owned();
+    let second = layers.add_images(&mut layout, &release).unwrap();
+    layout.finish().unwrap();
+    assert_eq!(first, single.images);
+    assert_eq!((second[0].name.as_str(), second.len()), ("cofferdam:0.2.0", first.len()));
+    assert_ne!(second[0].digest, first[0].digest);
+    let count = |layout: &Path| fs::read_dir(layout.join("blobs/sha256")).unwrap().count();
+    // The manifests and configurations.
+    assert_eq!(count(&both), count(&alone) + 2 * first.len());
 }
 
 #[test]

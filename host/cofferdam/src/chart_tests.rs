@@ -3,7 +3,7 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet},
-    env, fs,
+    env, fmt, fs,
     path::{Path, PathBuf},
 };
 
@@ -12,7 +12,8 @@ use cofferdam_controllers::{
     rbac::{NodeTopologySource, PolicyRule, RuleScope},
 };
 use cofferdam_node::NodePolicy;
-use serde::Deserialize as _;
+use cofferdam_wasm::{Grant, Limits, OriginConfig, PoolConfig, StateConfig};
+use serde::de::DeserializeOwned;
 use serde_json::{Map, Value, json};
 
 use crate::{
@@ -122,21 +123,19 @@ fn the_rules_of_several_roles_are_the_union_of_those_of_each() {
     }
 }
 
-/// The fields of the policy of nodes.
-fn policy_fields() -> Vec<String> {
-    let unknown = json!({"": true});
-    let error = NodePolicy::deserialize(&unknown).unwrap_err().to_string();
-    let fields: Vec<String> = error.split('`').skip(1).step_by(2).map(str::to_owned).collect();
-    assert_eq!(fields.first().map(String::as_str), Some(""), "{error}");
-    assert!(fields.contains(&"connection-kinds".to_owned()), "{error}");
-    fields.into_iter().skip(1).collect()
+/// The fields of a section, from the error about an unknown one.
+fn fields<T: DeserializeOwned + fmt::Debug>() -> BTreeSet<String> {
+    let error = T::deserialize(&json!({"": true})).unwrap_err().to_string();
+    let mut fields = error.split('`').skip(1).step_by(2).map(str::to_owned);
+    assert_eq!(fields.next().as_deref(), Some(""), "{error}");
+    fields.collect()
 }
 
-/// The schema of a setting's value. The templates refuse settings that the chart sets, with the value that
-/// replaces them.
 /// Pattern of durations, as Go's `time.ParseDuration` takes them.
 const DURATION: &str = r"^\+?(([0-9]+(\.[0-9]*)?|\.[0-9]+)(ns|us|µs|μs|ms|s|m|h))+$";
 
+/// The schema of a setting's value. The templates refuse settings that the chart sets, with the value that
+/// replaces them.
 fn setting_schema(setting: &Setting) -> Value {
     let mut schema = match setting.kind {
         ValueKind::Text("DURATION") => json!({"type": "string", "pattern": DURATION}),
@@ -158,14 +157,35 @@ fn setting_schema(setting: &Setting) -> Value {
     schema
 }
 
+/// The part of the schema that is written by hand.
+fn base_schema() -> Value {
+    let base = fs::read_to_string(chart().join("schema/values.base.json")).unwrap();
+    serde_json::from_str(&base).unwrap()
+}
+
+#[test]
+fn the_schema_of_the_values_has_every_field_of_a_drivers_section() {
+    let schema = base_schema();
+    let at = |path: &str| schema.pointer(path).unwrap_or_else(|| panic!("{path} is missing"));
+    let driver = "/properties/driver/properties";
+    for (path, expected) in [
+        ("/$defs/nodePolicy".to_owned(), fields::<NodePolicy>()),
+        ("/$defs/origin".to_owned(), fields::<OriginConfig>()),
+        (format!("{driver}/limits"), fields::<Limits>()),
+        (format!("{driver}/state"), fields::<StateConfig>()),
+        (format!("{driver}/pool"), fields::<PoolConfig>()),
+    ] {
+        let properties = at(&format!("{path}/properties")).as_object().unwrap();
+        assert_eq!(properties.keys().cloned().collect::<BTreeSet<_>>(), expected, "{path}");
+    }
+    assert_eq!(at(&format!("{driver}/grants/items/enum")), &json!(Grant::ALL));
+}
+
 #[test]
 fn the_schema_of_the_values_has_every_setting() {
     let properties: Map<_, _> =
         SETTINGS.iter().map(|setting| (setting.name.clone(), setting_schema(setting))).collect();
-    let base = fs::read_to_string(chart().join("schema/values.base.json")).unwrap();
-    let mut schema: Value = serde_json::from_str(&base).unwrap();
-    let policy = schema.pointer("/$defs/nodePolicy/properties").and_then(Value::as_object).unwrap();
-    assert_eq!(policy.keys().cloned().collect::<BTreeSet<_>>(), policy_fields().into_iter().collect());
+    let mut schema = base_schema();
     let definitions = schema.pointer_mut("/$defs").and_then(Value::as_object_mut).unwrap();
     definitions.insert(
         "settings".to_owned(),

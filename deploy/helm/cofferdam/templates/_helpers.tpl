@@ -227,10 +227,12 @@ numbers, booleans and of lists of them is also TOML.
 {{- end -}}
 {{- end -}}
 
-{{/* Field of pods, with a value `nodeSelector`: the values have precedence over the system. */}}
+{{/* Field of pods: dict "context" "nodeSelector", a value with precedence over the system and the architecture of the images. */}}
 {{- define "cofferdam.nodeSelector" -}}
+{{- $platform := dict "kubernetes.io/os" "linux" -}}
+{{- with .context.Values.image.architecture -}}{{- $_ := set $platform "kubernetes.io/arch" . -}}{{- end -}}
 nodeSelector:
-  {{- merge (dict) (default dict .nodeSelector) (dict "kubernetes.io/os" "linux") | toYaml | nindent 2 }}
+  {{- merge (dict) (default dict .nodeSelector) $platform | toYaml | nindent 2 }}
 {{- end -}}
 
 {{- define "cofferdam.startupTaintToleration" -}}

@@ -248,10 +248,10 @@
 {{- end -}}
 {{- $local := false -}}
 {{- if $controller.enabled -}}
-{{- range $controller.roles -}}{{- if has . (list "provisioner" "resizer") -}}{{- $local = true -}}{{- end -}}{{- end -}}
+{{- range $controller.roles -}}{{- if has . (list "provisioner" "resizer" "snapshotter") -}}{{- $local = true -}}{{- end -}}{{- end -}}
 {{- end -}}
 {{- if and .nodeLocal $local (not .context.Values.node.enabled) -}}
-{{- fail "node.enabled is false for a driver on nodes: expected true, because its provisioner runs there" -}}
+{{- fail "node.enabled is false for a driver on nodes: expected true, because its provisioner, resizer and snapshotter run there" -}}
 {{- end -}}
 {{- end -}}
 

@@ -1,10 +1,10 @@
 //! A component in a ConfigMap: installed, used, upgraded and rolled back under load, and uninstalled.
 
 use anyhow::{Context as _, Result, bail, ensure};
-use k8s_openapi::api::core::v1::Pod;
+use k8s_openapi::api::{core::v1::Pod, rbac::v1::ClusterRoleBinding};
 use kube::{
     Api,
-    api::{DeleteParams, ListParams, PostParams},
+    api::{DeleteParams, ListParams, ObjectMeta, PostParams},
 };
 use serde_json::{Value, json};
 
@@ -27,7 +27,8 @@ const USER_GRACE_SECONDS: u32 = 30;
 /// Text in the volume of the pod that runs all the time.
 const TEXT: &str = "written before the upgrade";
 
-pub(super) async fn install(cluster: &Cluster<'_>) -> Result<()> {
+/// `rendered` are the objects of the cases of values.
+pub(super) async fn install(cluster: &Cluster<'_>, rendered: &[Value]) -> Result<()> {
     let helm = Helm::new(cluster.run, cluster.plane, HelmVersion::Three)?;
     let manifest = create_config_map(cluster, NAMESPACE, "memory", cofferdam_carried::MEMORY).await?;
     create_state_volume(cluster).await?;
@@ -40,6 +41,7 @@ pub(super) async fn install(cluster: &Cluster<'_>) -> Result<()> {
     cluster.wait_available(&namespaces, RELEASE).await?;
     cluster.run.add_note(&format!("a component is ready after {:.1} s", started.elapsed().as_secs_f64()))?;
     cluster.dry_run_manifests().await.context("strict dry run")?;
+    cluster.dry_run_other_kinds(rendered).await.context("strict dry run of the cases of values")?;
     match helm.run(&[&["install", "second", "CHART"], release.as_slice()].concat()).await {
         Ok(output) => bail!("a second release of the driver is installed: {output}"),
         Err(error) => {
@@ -50,7 +52,7 @@ pub(super) async fn install(cluster: &Cluster<'_>) -> Result<()> {
     }
 
     let claims = Claims::with_class(cluster.client(), USERS, "memory").await?;
-    claims.create(0..1).await?;
+    create_without_rights(cluster, &claims).await.context("without the ClusterRoleBinding")?;
     start_pod(cluster, "claim-0").await?;
     ensure_kubectl_plugin(cluster).await?;
 
@@ -165,6 +167,32 @@ async fn create_state_volume(cluster: &Cluster<'_>) -> Result<()> {
     std::fs::write(&file, json!({"apiVersion": "v1", "kind": "List", "items": objects}).to_string())?;
     cluster.kubectl.run(&["create", "--filename", &file.display().to_string()]).await?;
     Ok(())
+}
+
+/// Creates the claim 0 while the controller lacks its rights in the cluster: a line of the log names the
+/// right. The claim is bound after the ClusterRoleBinding is restored.
+async fn create_without_rights(cluster: &Cluster<'_>, claims: &Claims) -> Result<()> {
+    let deployment = format!("{RELEASE}-cofferdam-controller");
+    let bindings: Api<ClusterRoleBinding> = Api::all(cluster.client().clone());
+    let name = format!("{NAMESPACE}:{deployment}");
+    let binding = bindings.get(&name).await?;
+    bindings.delete(&name, &DeleteParams::default()).await?;
+    claims.create(0..1).await?;
+    let deployment = format!("deployment/{deployment}");
+    let logs = ["logs", "--namespace", NAMESPACE, &deployment, "--container", "cofferdam", "--tail=-1"];
+    let line = until("the log names the missing right", TIMEOUT, async || {
+        let log = cluster.kubectl.run(&logs).await?;
+        let names_right = |line: &&str| {
+            ["claim-0", "is forbidden", "cannot", "resource"].iter().all(|part| line.contains(part))
+        };
+        log.lines().find(names_right).map(str::to_owned).with_context(|| log.clone())
+    })
+    .await?;
+    let ObjectMeta { labels, annotations, .. } = binding.metadata;
+    let metadata = ObjectMeta { name: Some(name), labels, annotations, ..ObjectMeta::default() };
+    bindings.create(&PostParams::default(), &ClusterRoleBinding { metadata, ..binding }).await?;
+    claims.wait_bound(1, TIMEOUT).await?;
+    cluster.run.add_note(&format!("without the ClusterRoleBinding: {line}"))
 }
 
 /// Checks that kubectl runs the program as its plugin.

@@ -73,7 +73,7 @@ pub(super) async fn install(cluster: &Cluster<'_>, node: &KubeletNode) -> Result
     let uninstall = ["uninstall", RELEASE, "--namespace", NAMESPACE];
     node.remove_image(cluster.run, &images::name(VERSIONS[0])).await?;
     let refused = async {
-        let error = helm.run(&[&uninstall[..], &["--timeout", "30s"]].concat()).await;
+        let error = helm.run(&[&uninstall[..], &["--timeout", "15s"]].concat()).await;
         ensure!(error.is_err(), "the release was uninstalled without its check, whose image is gone");
         Ok(())
     };

@@ -1,4 +1,5 @@
-//! The images of the suite: those of a release, of the program under test, and one of the Go driver.
+//! The images of the suite: those of a release, of the program under test, in two versions, and one of the Go
+//! driver.
 
 use std::{
     fs,
@@ -7,11 +8,11 @@ use std::{
 
 use anyhow::{Context as _, Result};
 use cofferdam_image::{
-    Architecture, CrateList, Entry, FileTree, Image, ImageError, Layer, Layout, PackageCache, Packages, Pins,
-    Release, assemble, write_archive,
+    CrateList, Entry, FileTree, Image, ImageError, Layer, Layout, PackageCache, Packages, Pins, Release,
+    ReleaseLayers, Report, write_archive,
 };
 
-use super::helm::source_directory;
+use super::{VERSIONS, helm::source_directory};
 use crate::{process, run::SuiteRun};
 
 /// Prefix of the images' names in containerd.
@@ -28,69 +29,101 @@ pub(super) fn name(version: &str) -> String {
     format!("{REPOSITORY}:{version}")
 }
 
-/// Writes the images of a release as `make image` does, from the program under test without its debug
-/// information, and returns their archive.
+/// Writes the images of both [`VERSIONS`] as `make image` does, from the program under test without its debug
+/// information, and the image of the Go driver. Returns their archive.
 ///
 /// # Errors
-/// If the program cannot be read, or [`assemble`] fails.
-pub(super) async fn write_release(run: &SuiteRun, version: &str) -> Result<PathBuf> {
+/// If a program or package cannot be read, a layer cannot be made, or a file cannot be written.
+pub(super) async fn write(run: &SuiteRun) -> Result<PathBuf> {
     let stripped = run.scratch().join("cofferdam-stripped");
-    if !stripped.exists() {
-        let (program, output) = (run.program().display().to_string(), stripped.display().to_string());
-        process::run_to_completion("strip", &["-o", &output, &program]).await?;
-    }
-    let binary = fs::read(&stripped).with_context(|| format!("cannot read {}", stripped.display()))?;
-    let packages = load_packages(run)?;
-    let output = run.scratch().join(format!("image-{version}"));
-    let release = Release {
-        binary_name: stripped.display().to_string(),
-        binary,
-        // The program under test is not built by `cargo auditable`.
-        crates: CrateList::Omitted,
-        packages,
-        created: CREATED,
-        version: version.to_owned(),
-        repository: PREFIX.to_owned(),
-        source: None,
-        output: output.clone(),
+    let (program, output) = (run.program().display().to_string(), stripped.display().to_string());
+    process::run_to_completion("strip", &["-o", &output, &program]).await?;
+    let input = ArchiveInput {
+        stripped,
+        driver: run.peers().program("csi-driver")?,
+        current_packages: run.directory().join("packages.toml"),
+        layout: run.scratch().join("images"),
+        archive: run.scratch().join("images.tar"),
+        report: run.directory().join("images.txt"),
     };
-    let report = assemble(&release)?;
-    fs::write(run.directory().join(format!("image-{version}.txt")), report.to_string())?;
-    let archive = run.scratch().join(format!("image-{version}.tar"));
-    write_archive(&output, &archive)?;
-    fs::remove_dir_all(&output)?;
+    let archive = input.archive.clone();
+    let notes = tokio::task::spawn_blocking(move || input.write()).await.context("the images")??;
+    for note in notes {
+        run.add_note(&note)?;
+    }
     Ok(archive)
 }
 
-/// The pinned packages. Debian's mirrors keep no superseded versions, so the suite uses the current ones if a
-/// pinned one is gone.
-fn load_packages(run: &SuiteRun) -> Result<Packages> {
-    let pins = Pins::read(&source_directory().join("deploy/image/packages.toml"))?;
-    let cache = PackageCache::new(package_cache()?);
-    match Packages::load(&pins, &cache) {
-        Err(ImageError::MissingPackage { name, version, .. }) => {
-            run.add_note(&format!("the images have current packages: {name} {version} is gone"))?;
-            let path = run.directory().join("packages.toml");
-            fs::write(&path, cofferdam_image::pin(&pins)?)?;
-            Ok(Packages::load(&Pins::read(&path)?, &cache)?)
+/// Files from which the archive is written, and those that are written.
+struct ArchiveInput {
+    /// The program under test.
+    stripped: PathBuf,
+    /// The static Go driver.
+    driver: PathBuf,
+    /// Pins of the current packages, if a pinned one is gone.
+    current_packages: PathBuf,
+    layout: PathBuf,
+    archive: PathBuf,
+    /// Sizes of the images.
+    report: PathBuf,
+}
+
+impl ArchiveInput {
+    /// Writes the archive, and returns the notes of the suite. Compresses, so it takes seconds of CPU time.
+    fn write(&self) -> Result<Vec<String>> {
+        let (packages, notes) = self.load_packages()?;
+        let binary =
+            fs::read(&self.stripped).with_context(|| format!("cannot read {}", self.stripped.display()))?;
+        let mut release = Release {
+            binary_name: self.stripped.display().to_string(),
+            binary,
+            // The program under test is not built by `cargo auditable`.
+            crates: CrateList::Omitted,
+            packages,
+            created: CREATED,
+            version: String::new(),
+            repository: PREFIX.to_owned(),
+            source: None,
+            output: self.layout.clone(),
+        };
+        let layers = ReleaseLayers::new(&release)?;
+        let mut layout = Layout::create(&self.layout, release.packages.architecture, CREATED)?;
+        let mut images = Vec::new();
+        for version in VERSIONS {
+            version.clone_into(&mut release.version);
+            images.extend(layers.add_images(&mut layout, &release)?);
         }
-        loaded => Ok(loaded?),
+        add_driver(&mut layout, &self.driver)?;
+        let digest = layout.finish()?;
+        let report = Report { layers: layers.reports().to_vec(), images, digest };
+        fs::write(&self.report, report.to_string())?;
+        write_archive(&self.layout, &self.archive)?;
+        fs::remove_dir_all(&self.layout)?;
+        Ok(notes)
+    }
+
+    /// The pinned packages. Debian's mirrors keep no superseded versions, so the suite uses the current ones
+    /// if a pinned one is gone.
+    fn load_packages(&self) -> Result<(Packages, Vec<String>)> {
+        let pins = Pins::read(&source_directory().join("deploy/image/packages.toml"))?;
+        let cache = PackageCache::new(package_cache()?);
+        match Packages::load(&pins, &cache) {
+            Err(ImageError::MissingPackage { name, version, .. }) => {
+                let note = format!("the images have current packages: {name} {version} is gone");
+                fs::write(&self.current_packages, cofferdam_image::pin(&pins)?)?;
+                Ok((Packages::load(&Pins::read(&self.current_packages)?, &cache)?, vec![note]))
+            }
+            loaded => Ok((loaded?, Vec::new())),
+        }
     }
 }
 
-/// Writes an image of the static Go driver, and returns its archive.
-///
-/// # Errors
-/// If the driver has not been built, or a file cannot be written.
-pub(super) fn write_driver(run: &SuiteRun) -> Result<PathBuf> {
-    let program = fs::read(run.peers().program("csi-driver")?)?;
+/// Adds an image of the static Go driver.
+fn add_driver(layout: &mut Layout, program: &Path) -> Result<()> {
+    let program = fs::read(program).with_context(|| format!("cannot read {}", program.display()))?;
     let mut tree = FileTree::new();
     tree.insert("/csi-driver", Entry::program(program))?;
     let layer = Layer::new("csi-driver", &tree, CREATED)?;
-    let output = run.scratch().join("image-driver");
-    let architecture =
-        Architecture::of_this_machine().context("this machine's architecture has no images")?;
-    let mut layout = Layout::create(&output, architecture, CREATED)?;
     let image = Image {
         name: "csi-driver:1".to_owned(),
         containerd_name: DRIVER_IMAGE.to_owned(),
@@ -98,10 +131,7 @@ pub(super) fn write_driver(run: &SuiteRun) -> Result<PathBuf> {
         ..Image::default()
     };
     layout.add_image(&image, &[&layer])?;
-    layout.finish()?;
-    let archive = run.scratch().join("image-driver.tar");
-    write_archive(&output, &archive)?;
-    Ok(archive)
+    Ok(())
 }
 
 /// The cache of Debian packages, beside that of the peers.

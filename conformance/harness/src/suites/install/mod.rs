@@ -1,7 +1,6 @@
 //! The chart and the images, installed as a user does it: the images are imported into containerd, and Helm
-//! installs the chart on a real kubelet, with Pod Security enforced. The values name the images, the driver
-//! and the address of the API server; those of the CSI driver also select the role `startup-taint` and a
-//! name.
+//! installs the chart on a real kubelet, with Pod Security enforced. docs/conformance.md lists the values
+//! that differ from the defaults, with the reason of each.
 
 mod admission;
 mod component;
@@ -11,18 +10,29 @@ mod images;
 mod node_local;
 mod values;
 
-use std::time::Duration;
+use std::{
+    cell::RefCell,
+    collections::{BTreeMap, BTreeSet, btree_map::Entry},
+    fs,
+    path::PathBuf,
+    time::Duration,
+};
 
 use anyhow::{Context as _, Result, ensure};
-use k8s_openapi::api::{
-    apps::v1::{DaemonSet, Deployment},
-    core::v1::{Namespace, PersistentVolume, Pod},
+use http::Request;
+use k8s_openapi::{
+    api::{
+        apps::v1::{DaemonSet, Deployment},
+        core::v1::{Namespace, PersistentVolume, Pod},
+    },
+    apimachinery::pkg::apis::meta::v1::APIResourceList,
 };
 use kube::{
     Api, Client,
     api::{DeleteParams, PostParams},
 };
 use serde_json::{Value, json};
+use tokio::time::Instant;
 
 use crate::{
     account::Kubectl,
@@ -42,31 +52,75 @@ const NODE_NAMESPACE: &str = "storage-node";
 const VERSIONS: [&str; 2] = ["v1", "v2"];
 
 pub(super) async fn run(run: &SuiteRun) -> Result<()> {
-    values::check(run).await?;
     let options = ControlPlaneOptions {
         controllers: Some("*".to_owned()),
         has_scheduler: true,
         serves_pods: true,
         ..ControlPlaneOptions::default()
     };
-    let plane = ControlPlane::start(run, options).await?;
-    let node = KubeletNode::start_at_default_root(run, &plane, NODE).await?;
-    for version in VERSIONS {
-        node.import_images(run, &images::write_release(run, version).await?).await?;
-    }
-    node.import_images(run, &images::write_driver(run)?).await?;
+    let phases = Phases::default();
+    let start = async {
+        let plane = ControlPlane::start(run, options).await?;
+        let node = KubeletNode::start_at_default_root(run, &plane, NODE).await?;
+        Ok((plane, node))
+    };
+    // Helm and the compression need the CPUs, and the start mostly waits.
+    let (rendered, (plane, node), archive) = tokio::try_join!(
+        phases.run("values", values::check(run)),
+        phases.run("start of the cluster", start),
+        phases.run("images", images::write(run)),
+    )?;
+    phases.run("import of the images", node.import_images(run, &archive)).await?;
     let cluster = Cluster { run, kubectl: Kubectl::new(run, &plane)?, plane: &plane };
-    admission::check(&cluster).await.context("admission policies")?;
+    phases.run("admission policies", admission::check(&cluster)).await?;
     cluster.create_restricted_namespace(NAMESPACE).await?;
-    component::install(&cluster).await.context("component")?;
-    node_local::install(&cluster).await.context("node-local component")?;
+    phases.run("component", component::install(&cluster, &rendered)).await?;
+    phases.run("node-local component", node_local::install(&cluster)).await?;
     // The chart keeps it: it may have other drivers, and the next release creates its own.
     cluster.kubectl.run(&["delete", "namespace", NODE_NAMESPACE]).await?;
-    csi_driver::install(&cluster, &node).await.context("CSI driver")?;
+    phases.run("CSI driver", csi_driver::install(&cluster, &node)).await?;
     drop(cluster);
-    node.wait_idle(run, TIMEOUT).await?;
-    node.stop().await?;
-    plane.stop().await
+    let stop = async {
+        node.wait_idle(run, TIMEOUT).await?;
+        node.stop().await?;
+        plane.stop().await
+    };
+    phases.run("end", stop).await?;
+    run.add_note(&phases.note())
+}
+
+/// Times of the suite's phases, in the order of their ends.
+#[derive(Default)]
+struct Phases(RefCell<Vec<(&'static str, Duration)>>);
+
+impl Phases {
+    /// Runs a phase. Its error begins with its name.
+    async fn run<T>(&self, name: &'static str, phase: impl Future<Output = Result<T>>) -> Result<T> {
+        let started = Instant::now();
+        let result = phase.await.context(name)?;
+        self.0.borrow_mut().push((name, started.elapsed()));
+        Ok(result)
+    }
+
+    fn note(&self) -> String {
+        let phases = self.0.borrow();
+        let times = phases.iter().map(|(name, time)| format!("{name} {:.1} s", time.as_secs_f64()));
+        format!("phases, of which the first three run concurrently: {}", times.collect::<Vec<_>>().join(", "))
+    }
+}
+
+/// The files of `deploy/manifests`.
+fn manifests() -> Result<Vec<PathBuf>> {
+    let directory = helm::source_directory().join("deploy/manifests");
+    let mut files: Vec<_> = fs::read_dir(&directory)?.map(|file| Ok(file?.path())).collect::<Result<_>>()?;
+    files.sort();
+    ensure!(!files.is_empty(), "{} has no manifests", directory.display());
+    Ok(files)
+}
+
+/// A text field of an object; empty if it is absent.
+fn text_field<'a>(object: &'a Value, field: &str) -> &'a str {
+    object.get(field).and_then(Value::as_str).unwrap_or_default()
 }
 
 /// The cluster of the suite.
@@ -93,17 +147,67 @@ impl Cluster<'_> {
     /// Lets the API server validate `deploy/manifests` strictly, without storing an object. Their namespaces
     /// exist while a release is installed.
     async fn dry_run_manifests(&self) -> Result<()> {
-        let directory = helm::source_directory().join("deploy/manifests");
-        let mut files: Vec<_> =
-            std::fs::read_dir(&directory)?.map(|file| Ok(file?.path())).collect::<Result<_>>()?;
-        files.sort();
-        ensure!(!files.is_empty(), "{} has no manifests", directory.display());
-        for file in files {
-            let file = file.display().to_string();
-            let apply = ["apply", "--dry-run=server", "--validate=strict", "--filename", &file];
-            self.kubectl.run(&apply).await.with_context(|| file.clone())?;
+        for file in manifests()? {
+            self.dry_run(&file.display().to_string()).await?;
         }
         Ok(())
+    }
+
+    async fn dry_run(&self, file: &str) -> Result<()> {
+        let apply = ["apply", "--dry-run=server", "--validate=strict", "--filename", file];
+        self.kubectl.run(&apply).await.with_context(|| file.to_owned())?;
+        Ok(())
+    }
+
+    /// Validates the rendered objects of the kinds that `deploy/manifests` lacks in the same way. The note
+    /// names the kinds that the API does not serve.
+    async fn dry_run_other_kinds(&self, rendered: &[Value]) -> Result<()> {
+        let mut known = BTreeSet::new();
+        for file in manifests()? {
+            let objects: Vec<Value> = serde_saphyr::from_multiple(&fs::read_to_string(&file)?)?;
+            known.extend(objects.iter().map(|object| text_field(object, "kind").to_owned()));
+        }
+        let is_other = |object: &&Value| !known.contains(text_field(object, "kind"));
+        // Most cases render the same objects.
+        let others: BTreeMap<String, &Value> =
+            rendered.iter().filter(is_other).map(|object| (object.to_string(), object)).collect();
+        let mut served: BTreeMap<(&str, &str), bool> = BTreeMap::new();
+        let mut accepted = Vec::new();
+        for object in others.into_values() {
+            let kind = (text_field(object, "apiVersion"), text_field(object, "kind"));
+            let is_served = match served.entry(kind) {
+                Entry::Occupied(known) => *known.get(),
+                Entry::Vacant(unknown) => *unknown.insert(self.serves(kind).await?),
+            };
+            if is_served {
+                accepted.push(object);
+            }
+        }
+        let file = self.run.directory().join("other-kinds.json");
+        let list = json!({"apiVersion": "v1", "kind": "List", "items": accepted});
+        fs::write(&file, list.to_string())?;
+        self.dry_run(&file.display().to_string()).await?;
+        let names = |is_served: bool| {
+            let names = served.iter().filter(|(_, served)| **served == is_served);
+            names.map(|((version, kind), _)| format!("{kind} ({version})")).collect::<Vec<_>>().join(", ")
+        };
+        ensure!(names(true).contains("VolumeSnapshotClass"), "validated: {}", names(true));
+        let (count, validated, unserved) = (accepted.len(), names(true), names(false));
+        self.run.add_note(&format!(
+            "strict dry run: the manifests, and {count} objects of further kinds: {validated}; the API \
+             does not serve {unserved}"
+        ))
+    }
+
+    /// Reports if the API serves a kind of a version.
+    async fn serves(&self, (version, kind): (&str, &str)) -> Result<bool> {
+        let root = if version.contains('/') { "apis" } else { "api" };
+        let request = Request::get(format!("/{root}/{version}")).body(Vec::new())?;
+        match self.client().request::<APIResourceList>(request).await {
+            Ok(list) => Ok(list.resources.iter().any(|resource| resource.kind == kind)),
+            Err(kube::Error::Api(status)) if status.code == 404 => Ok(false),
+            Err(error) => Err(error.into()),
+        }
     }
 
     /// Creates a namespace that enforces the Pod Security Standard `restricted`.

@@ -3,11 +3,15 @@
 use std::{collections::BTreeMap, fs};
 
 use anyhow::{Context as _, Result, bail, ensure};
+use futures::{StreamExt as _, TryStreamExt as _, stream};
 use serde::Deserialize;
 use serde_json::{Value, json};
 
 use super::helm::{Helm, HelmVersion, source_directory, write_values};
 use crate::{process, run::SuiteRun};
+
+/// Maximum concurrent processes of Helm. Each needs a CPU.
+const CONCURRENT_RENDERINGS: usize = 2;
 
 /// One case.
 #[derive(Debug, Deserialize)]
@@ -105,23 +109,75 @@ fn rights(text: &str, account: &str) -> Result<BTreeMap<String, Value>> {
     Ok(rights)
 }
 
-/// Renders every case with every version of Helm.
+/// Cases with the same values, and what Helm renders for all of them.
+struct Rendering<'a> {
+    /// The arguments of Helm.
+    arguments: Vec<String>,
+    cases: Vec<&'a ValuesCase>,
+}
+
+impl Rendering<'_> {
+    /// Runs Helm, and compares its output or error with every case. Returns the rendered objects.
+    async fn check(&self, helm: &Helm, version: HelmVersion) -> Result<Vec<Value>> {
+        let arguments: Vec<&str> = self.arguments.iter().map(String::as_str).collect();
+        let output = helm.run(&arguments).await.map_err(|error| format!("{error:#}"));
+        let objects = match &output {
+            Ok(text) => serde_saphyr::from_multiple(text)?,
+            Err(_) => Vec::new(),
+        };
+        for case in &self.cases {
+            let result = output.as_ref().map(|_| objects.as_slice()).map_err(String::as_str);
+            check_case(case, result)
+                .with_context(|| format!("{}: case {:?}", version.program(), case.name))?;
+        }
+        Ok(objects)
+    }
+}
+
+/// The renderings of all cases. Writes their values to files of the run.
+fn renderings<'a>(run: &SuiteRun, cases: &'a [ValuesCase]) -> Result<Vec<Rendering<'a>>> {
+    let mut by_input: BTreeMap<(&str, String, &[String]), Vec<&ValuesCase>> = BTreeMap::new();
+    for case in cases {
+        let values = if case.values.is_null() { json!({}) } else { case.values.clone() };
+        by_input.entry((&case.base, values.to_string(), &case.args)).or_default().push(case);
+    }
+    let mut renderings = Vec::new();
+    for (number, ((base, values, args), cases)) in by_input.into_iter().enumerate() {
+        let file = write_values(run, &format!("case-{number}"), &serde_json::from_str(&values)?)?;
+        let mut arguments =
+            ["template", "my-array", "CHART", "--namespace", "storage"].map(str::to_owned).to_vec();
+        if base != "none" {
+            arguments.extend(["--values".to_owned(), base_file(base)]);
+        }
+        arguments.extend(["--values".to_owned(), file]);
+        arguments.extend(args.iter().cloned());
+        renderings.push(Rendering { arguments, cases });
+    }
+    Ok(renderings)
+}
+
+/// Renders every case with every version of Helm. Returns the objects that Helm 3 renders for all cases.
 ///
 /// # Errors
-/// With the name of the first case that does not give what it expects.
-pub(super) async fn check(run: &SuiteRun) -> Result<()> {
+/// With the name of a case that does not give what it expects.
+pub(super) async fn check(run: &SuiteRun) -> Result<Vec<Value>> {
     let directory = source_directory().join("deploy/helm");
     let text = fs::read_to_string(directory.join("cases.yaml"))?;
     let cases: Vec<ValuesCase> = serde_saphyr::from_str(&text).context("cases.yaml")?;
+    let renderings = &renderings(run, &cases)?;
+    let mut rendered = Vec::new();
     for version in HelmVersion::ALL {
-        let helm = Helm::without_cluster(run, version)?;
+        let helm = &Helm::without_cluster(run, version)?;
         helm.run(&["lint", "--strict", "CHART", "--values", &base_file("component")])
             .await
             .with_context(|| format!("{} lint", version.program()))?;
-        for case in &cases {
-            check_case(run, &helm, case)
-                .await
-                .with_context(|| format!("{}: case {:?}", version.program(), case.name))?;
+        let objects: Vec<Vec<Value>> = stream::iter(renderings)
+            .map(|rendering| rendering.check(helm, version))
+            .buffer_unordered(CONCURRENT_RENDERINGS)
+            .try_collect()
+            .await?;
+        if version == HelmVersion::Three {
+            rendered = objects.into_iter().flatten().filter(|object| !object.is_null()).collect();
         }
     }
     for (base, account, flags) in RIGHTS {
@@ -129,37 +185,28 @@ pub(super) async fn check(run: &SuiteRun) -> Result<()> {
             .await
             .with_context(|| format!("rights of {account} in {base}"))?;
     }
-    run.add_note(&format!("{} cases of values with helm 3 and helm 4", cases.len()))
+    run.add_note(&format!("{} cases of values with helm 3 and helm 4", cases.len()))?;
+    Ok(rendered)
 }
 
 fn base_file(name: &str) -> String {
     source_directory().join(format!("deploy/helm/values/{name}.yaml")).display().to_string()
 }
 
-async fn check_case(run: &SuiteRun, helm: &Helm, case: &ValuesCase) -> Result<()> {
-    let values = if case.values.is_null() { json!({}) } else { case.values.clone() };
-    let values = write_values(run, "case", &values)?;
-    let base = base_file(&case.base);
-    let mut arguments = vec!["template", "my-array", "CHART", "--namespace", "storage"];
-    if case.base != "none" {
-        arguments.extend(["--values", &base]);
-    }
-    arguments.extend(["--values", &values]);
-    arguments.extend(case.args.iter().map(String::as_str));
-    match (helm.run(&arguments).await, &case.error) {
+/// Compares the rendered objects, or the error of Helm, with a case.
+fn check_case(case: &ValuesCase, result: Result<&[Value], &str>) -> Result<()> {
+    match (result, &case.error) {
         (Err(error), Some(expected)) => {
-            let error = format!("{error:#}");
             ensure!(error.contains(expected.as_str()), "error {error:?}: expected {expected:?}");
             Ok(())
         }
         (Ok(_), Some(expected)) => bail!("rendered: expected the error {expected:?}"),
-        (Err(error), None) => Err(error),
-        (Ok(text), None) => check_objects(&text, &case.objects),
+        (Err(error), None) => bail!("{error}"),
+        (Ok(objects), None) => check_objects(objects, &case.objects),
     }
 }
 
-fn check_objects(text: &str, expected: &[ExpectedObject]) -> Result<()> {
-    let documents: Vec<Value> = serde_saphyr::from_multiple(text)?;
+fn check_objects(documents: &[Value], expected: &[ExpectedObject]) -> Result<()> {
     let text_at = |object: &Value, path: &str| {
         object.pointer(path).and_then(Value::as_str).unwrap_or_default().to_owned()
     };
