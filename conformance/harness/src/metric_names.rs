@@ -25,12 +25,15 @@ const PAGE: &str = include_str!("../../../docs/metrics.md");
 /// Heading of the table's section.
 const HEADING: &str = "## Metrics that Cofferdam lacks";
 
-/// Name of the processes of Cofferdam whose metrics are compared.
-const COFFERDAM: &str = "cofferdam";
+/// Name of Cofferdam's processes in the suites that run the roles under their own names.
+pub(crate) const COFFERDAM: &str = "cofferdam";
 /// The suites that [`compare`] metrics.
-const SUITES: [&str; 2] = ["interop", "replacement"];
-/// Metrics of the page's tables of which no process of [`SUITES`] named [`COFFERDAM`] has samples.
-const WITHOUT_SAMPLES: [&str; 14] = [
+const SUITES: [&str; 3] = ["interop", "replacement", "snapshots"];
+/// File of a suite with the metrics of all compared processes of Cofferdam. [`compare`] writes it when they
+/// have ended, so the file is complete. Suites of different lanes run at the same time.
+const COMPARED_FILE: &str = "cofferdam.compared-metrics";
+/// Metrics of the page's tables of which no compared process of [`SUITES`] has samples.
+const WITHOUT_SAMPLES: [&str; 9] = [
     // The driver rejects no call, and few time out.
     "controller_persistentvolumeclaim_provision_failed_total",
     "controller_persistentvolume_delete_failed_total",
@@ -43,13 +46,6 @@ const WITHOUT_SAMPLES: [&str; 14] = [
     // Processes with other names have the roles `csi-server`, `node` and `registrar`.
     "cofferdam_csi_server_operations_seconds",
     "cofferdam_csi_server_operations_in_flight",
-    // No process has the role `snapshotter`.
-    "cofferdam_driver_snapshots",
-    "cofferdam_orphaned_snapshot_bytes",
-    "cofferdam_snapshot_scan_timestamp_seconds",
-    "cofferdam_snapshot_scan_errors_total",
-    // No process has the role `snapshot-controller`.
-    "snapshot_controller_operation_total_seconds",
     // Every object can be decoded.
     "cofferdam_undecodable_objects_total",
 ];
@@ -63,6 +59,8 @@ type Metrics = BTreeMap<String, Option<BTreeSet<String>>>;
 pub(crate) struct UpstreamProgram {
     /// Name of the program, and of its process in the harness.
     pub(crate) name: &'static str,
+    /// Name of the process of Cofferdam that replaces it.
+    pub(crate) replacement: &'static str,
     /// Prefixes of the metrics. Others are of parts that Cofferdam does not replace, or of the Go runtime.
     pub(crate) prefixes: &'static [&'static str],
 }
@@ -71,8 +69,9 @@ pub(crate) struct UpstreamProgram {
 pub(crate) const SIDECAR_PREFIXES: &[&str] =
     &["controller_", "csi_", "leader_election_", "process_", "rest_client_", "workqueue_"];
 
-/// Compares the saved metrics of the upstream programs with those of the processes named `cofferdam`, on the
+/// Compares the saved metrics of the upstream programs with those of the processes that replace them, on the
 /// version of Kubernetes that the page describes. Metrics of kube-controller-manager differ between versions.
+/// All processes must have ended.
 ///
 /// # Errors
 /// If a metric or a label is missing in Cofferdam and in the table, or the table has one that no upstream
@@ -83,22 +82,27 @@ pub(crate) fn compare(run: &SuiteRun, programs: &[UpstreamProgram]) -> Result<()
     if !kubernetes.starts_with(DESCRIBED_KUBERNETES) {
         return run.add_note(&format!("metrics are not compared on Kubernetes {kubernetes}"));
     }
-    let mut cofferdam = saved_metrics(run, COFFERDAM)?;
+    let mut replacements = BTreeMap::new();
+    for program in programs {
+        replacements.insert(program.replacement, saved_metrics(run, program.replacement)?);
+    }
+    let pages: String = replacements.values().map(String::as_str).collect();
+    fs::write(run.directory().join(COMPARED_FILE), pages)?;
     let (documented, missing) = split_page(PAGE)?;
     let documented = documented_metrics(documented);
-    let mut scrapes = scrapes_of_other_suites(run)?;
-    scrapes.push(cofferdam.clone());
+    let scrapes = scrapes_of_suites(run)?;
     let is_complete = scrapes.len() == SUITES.len();
     let mut problems = sample_problems(&documented, &WITHOUT_SAMPLES, &scrapes, is_complete);
-    for (name, labels) in documented {
-        if WITHOUT_SAMPLES.contains(&name.as_str()) {
-            cofferdam.entry(name).or_default().get_or_insert(labels);
-        }
-    }
     let missing_rows = missing_rows(missing)?;
     let mut compared = 0;
     for program in programs {
-        let upstream = saved_metrics(run, program.name)?;
+        let mut cofferdam = replacements.get(program.replacement).map(|page| parse(page)).unwrap_or_default();
+        for (name, labels) in &documented {
+            if WITHOUT_SAMPLES.contains(&name.as_str()) {
+                cofferdam.entry(name.clone()).or_default().get_or_insert_with(|| labels.clone());
+            }
+        }
+        let upstream = parse(&saved_metrics(run, program.name)?);
         let is_relevant = |name: &str| program.prefixes.iter().any(|prefix| name.starts_with(prefix));
         let rows = missing_rows.iter().filter(|(name, metric)| name == program.name && is_relevant(metric));
         let rows: BTreeSet<&str> = rows.map(|(_, metric)| metric.as_str()).collect();
@@ -112,15 +116,14 @@ pub(crate) fn compare(run: &SuiteRun, programs: &[UpstreamProgram]) -> Result<()
     ))
 }
 
-/// Cofferdam's metrics of the other [`SUITES`] that this harness has run before. Excludes suites that failed,
-/// in which metrics may lack samples.
-fn scrapes_of_other_suites(run: &SuiteRun) -> Result<Vec<Metrics>> {
+/// Cofferdam's metrics of this suite, and of the other [`SUITES`] that this harness has run before. Excludes
+/// suites that failed, in which metrics may lack samples.
+fn scrapes_of_suites(run: &SuiteRun) -> Result<Vec<Metrics>> {
     let mut scrapes = Vec::new();
     for suite in SUITES {
         let directory = run.directory().with_file_name(suite);
-        let path = ManagedProcess::metrics_file(&run::log_file(&directory, COFFERDAM));
-        let is_complete = path.exists() && !run::failure_file(&directory).exists();
-        if directory != run.directory() && is_complete {
+        let path = directory.join(COMPARED_FILE);
+        if path.exists() && !run::failure_file(&directory).exists() {
             scrapes.push(parse(&fs::read_to_string(&path)?));
         }
     }
@@ -215,10 +218,10 @@ fn missing_rows(section: &str) -> Result<Vec<(String, String)>> {
     Ok(rows)
 }
 
-fn saved_metrics(run: &SuiteRun, process: &str) -> Result<Metrics> {
+/// The pages that a process has saved, one after the other.
+fn saved_metrics(run: &SuiteRun, process: &str) -> Result<String> {
     let path = ManagedProcess::metrics_file(&run.log(process));
-    let text = fs::read_to_string(&path).with_context(|| format!("no metrics in {}", path.display()))?;
-    Ok(parse(&text))
+    fs::read_to_string(&path).with_context(|| format!("no metrics in {}", path.display()))
 }
 
 /// Parses pages in the text format of Prometheus or of OpenMetrics.

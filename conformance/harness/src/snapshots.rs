@@ -57,16 +57,27 @@ impl Snapshots {
     /// # Errors
     /// If the API server rejects it, or the repetitions of the request fail for 2 minutes.
     pub(crate) async fn create_named(&self, name: &str, claim: &str) -> Result<()> {
+        let source = json!({ "persistentVolumeClaimName": claim });
+        self.create_with(name, json!({ "volumeSnapshotClassName": self.class, "source": source })).await
+    }
+
+    /// Creates a VolumeSnapshot with this spec.
+    ///
+    /// # Errors
+    /// As [`create_named`](Self::create_named).
+    pub(crate) async fn create_with(&self, name: &str, spec: Value) -> Result<()> {
         let snapshot = serde_json::from_value(json!({
             "apiVersion": "snapshot.storage.k8s.io/v1",
             "kind": "VolumeSnapshot",
             "metadata": { "name": name },
-            "spec": {
-                "volumeSnapshotClassName": self.class,
-                "source": { "persistentVolumeClaimName": claim },
-            },
+            "spec": spec,
         }))?;
         retry::create(&self.snapshots, &snapshot).await
+    }
+
+    /// Name of the VolumeSnapshotClass.
+    pub(crate) fn class(&self) -> &str {
+        &self.class
     }
 
     /// Creates the snapshots of these numbers, without waiting until they are ready. The sources are the

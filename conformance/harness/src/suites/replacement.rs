@@ -65,7 +65,8 @@ pub(super) async fn run(run: &SuiteRun) -> Result<()> {
     recognise_binder(run, &mut plane).await?;
     plane.stop().await?;
     let prefixes = &["process_", "pv_collector_", "rest_client_", "retroactive_", "volume_", "workqueue_"];
-    metric_names::compare(run, &[UpstreamProgram { name: "kube-controller-manager", prefixes }])?;
+    let (name, replacement) = ("kube-controller-manager", metric_names::COFFERDAM);
+    metric_names::compare(run, &[UpstreamProgram { name, replacement, prefixes }])?;
     secret.ensure_not_in_files(run.directory())
 }
 

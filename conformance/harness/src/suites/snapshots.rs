@@ -4,11 +4,14 @@
 //! of the upstream programs. csi-provisioner and the upstream binder provide the source claims.
 //!
 //! Snapshots and their contents have the finalizers, annotations, labels and statuses that the upstream
-//! programs alone give them. No snapshot is left at the storage after the deletion.
+//! programs alone give them. No snapshot is left at the storage after the deletion. Cofferdam alone emits
+//! events with the reasons of the upstream programs, and its processes have their metrics.
+
+mod reference;
 
 use std::{path::PathBuf, time::Duration};
 
-use anyhow::{Context as _, Result, ensure};
+use anyhow::{Result, ensure};
 use k8s_openapi::api::core::v1::PersistentVolumeClaim;
 use kube::{Api, Client, api::ListParams};
 
@@ -18,6 +21,7 @@ use crate::{
     control_plane::{ApiUser, BINDER_CONTROLLERS, ControlPlane, ControlPlaneOptions},
     driver::CsiDriverProcess,
     implementation::Implementation,
+    metric_names::{self, UpstreamProgram},
     process::ManagedProcess,
     run::SuiteRun,
     sidecar, snapshot_crds,
@@ -30,8 +34,6 @@ const NAMESPACE: &str = "snapshots";
 /// Number of claims, the sources of the snapshots.
 const CLAIMS: usize = 20;
 const SNAPSHOTS: usize = 200;
-/// Number of snapshots that the upstream programs take alone.
-const REFERENCE_SNAPSHOTS: usize = 5;
 /// Number of ready snapshots at the first and at the second replacement.
 const READY_AT_SWAPS: [usize; 2] = [50, 120];
 /// Number of deleted snapshots at the third replacement.
@@ -73,7 +75,7 @@ pub(super) async fn run(run: &SuiteRun) -> Result<()> {
         run,
         processes: Vec::new(),
     };
-    let reference = take_reference(&snapshots, &mut controllers).await?;
+    let reference = reference::take(&snapshots, &mut controllers, client).await?;
     for initial in [Implementation::Upstream, Implementation::Cofferdam] {
         replace_during_creation(&snapshots, initial, &mut controllers, &reference).await?;
         ensure_unprotected(client).await?;
@@ -86,7 +88,19 @@ pub(super) async fn run(run: &SuiteRun) -> Result<()> {
     ensure!(stored.is_empty(), "{} volumes are left at the storage: {stored:?}", stored.len());
     provisioner.stop().await?;
     controllers.driver.process.stop().await?;
-    plane.stop().await
+    plane.stop().await?;
+    let program = |name, replacement, prefixes| UpstreamProgram { name, replacement, prefixes };
+    metric_names::compare(
+        run,
+        &[
+            program("csi-snapshotter", "cofferdam-csi-snapshotter", metric_names::SIDECAR_PREFIXES),
+            program(
+                "snapshot-controller",
+                "cofferdam-snapshot-controller",
+                &["process_", "snapshot_controller_"],
+            ),
+        ],
+    )
 }
 
 /// snapshot-controller and csi-snapshotter, of which one implementation runs at a time.
@@ -141,25 +155,6 @@ impl SnapshotControllers<'_> {
         }
         Ok(())
     }
-}
-
-/// Takes snapshots by the upstream programs alone, and deletes them. Returns their only form.
-async fn take_reference(snapshots: &Snapshots, controllers: &mut SnapshotControllers<'_>) -> Result<String> {
-    controllers.start(Implementation::Upstream).await?;
-    snapshots.create(0..REFERENCE_SNAPSHOTS, CLAIMS).await?;
-    snapshots.wait_ready(REFERENCE_SNAPSHOTS, TIMEOUT).await?;
-    let mut reference = String::new();
-    until("the snapshots of the upstream programs have one form", TIMEOUT, async || {
-        let forms = snapshots.forms().await?;
-        ensure!(forms.len() == 1, "they have {forms:#?}");
-        reference = forms.into_keys().next().context("no form")?;
-        Ok(())
-    })
-    .await?;
-    snapshots.delete(0..REFERENCE_SNAPSHOTS).await?;
-    snapshots.wait_remaining(0, TIMEOUT).await?;
-    controllers.stop().await?;
-    Ok(reference)
 }
 
 /// Replaces the programs by the other implementation and back while snapshots are taken. Checks snapshots,

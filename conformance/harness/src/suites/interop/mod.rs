@@ -83,9 +83,9 @@ pub(super) async fn run(run: &SuiteRun) -> Result<()> {
     GO_DRIVER.run(run, &mut plane, &node, storage).await?;
     node.stop().await?;
     plane.stop().await?;
-    let sidecar = |name| UpstreamProgram { name, prefixes: metric_names::SIDECAR_PREFIXES };
-    let attach_detach =
-        UpstreamProgram { name: "kube-controller-manager", prefixes: &["attach", "storage_"] };
+    let program = |name, prefixes| UpstreamProgram { name, replacement: metric_names::COFFERDAM, prefixes };
+    let sidecar = |name| program(name, metric_names::SIDECAR_PREFIXES);
+    let attach_detach = program("kube-controller-manager", &["attach", "storage_"]);
     let sidecars = ["csi-provisioner", "csi-attacher", "csi-resizer"].map(sidecar);
     metric_names::compare(run, &[&sidecars[..], &[attach_detach]].concat())?;
     match secret {

@@ -14,6 +14,7 @@ mod replica;
 use std::{collections::BTreeMap, env, time::Duration};
 
 use anyhow::{Context as _, Result, bail, ensure};
+use futures::future;
 use k8s_openapi::api::storage::v1::VolumeAttachment;
 use kube::{Api, api::ListParams};
 
@@ -123,10 +124,13 @@ async fn compete(
     };
     let work = async {
         let (handled, ()) = tokio::try_join!(played, load.run())?;
-        until("nothing is left", TIMEOUT, async || ensure_nothing_left(&plane, &claims, &driver).await)
-            .await
-            .or_else(|error| if is_cofferdam { Err(error) } else { Ok(()) })?;
-        let idle = count_idle_writes(run, implementation).await?;
+        let clean = async {
+            until("nothing is left", TIMEOUT, async || ensure_nothing_left(&plane, &claims, &driver).await)
+                .await
+                .or_else(|error| if is_cofferdam { Err(error) } else { Ok(()) })
+        };
+        // The load has ended: only the journal may still be written.
+        let (idle, ()) = tokio::try_join!(count_idle_writes(run, implementation), clean)?;
         anyhow::Ok((handled, idle))
     };
     let (handled, idle) = tokio::select! {
@@ -154,9 +158,7 @@ async fn compete(
     if let Some(overlap) = overlaps.first().filter(|_| is_cofferdam) {
         bail!("{} calls overlap, first {:?} and {:?}", overlaps.len(), overlap.earlier, overlap.later);
     }
-    for replica in replicas {
-        replica.stop().await?;
-    }
+    future::try_join_all(replicas.into_iter().map(Replica::stop)).await?;
     driver.process.stop().await?;
     plane.stop().await
 }

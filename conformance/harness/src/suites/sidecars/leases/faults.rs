@@ -110,6 +110,14 @@ struct StoppedReplica<'a> {
     handled: HandledFault,
 }
 
+/// A former leader whose network is cut.
+struct CutReplica<'a> {
+    replica: &'a Replica,
+    at: Timestamp,
+    /// The first call of the next leader.
+    next: Call,
+}
+
 pub(super) struct Faults<'a> {
     pub(super) implementation: Implementation,
     pub(super) plane: &'a ControlPlane,
@@ -120,40 +128,50 @@ pub(super) struct Faults<'a> {
 }
 
 impl Faults<'_> {
-    /// Lets every fault happen once. The faults of other replicas happen while one of three is stopped.
+    /// Lets every fault happen once. The faults of other replicas happen while one of three is stopped. What
+    /// is observed after a fault is observed during the next one.
     pub(super) async fn play_round(&self, handled: &mut Vec<HandledFault>) -> Result<()> {
-        for replica in self.replicas {
-            replica.wait_ready().await?;
-        }
+        self.wait_ready(|_| true).await?;
         let stopped = self.stop_leader().await.context("SIGSTOP")?;
         let is_stopped = stopped.replica;
-        let others = async {
-            for fault in Fault::ALL {
-                for replica in self.replicas.iter().filter(|replica| replica.socket != is_stopped.socket) {
-                    replica.wait_ready().await?;
-                }
-                let result = match fault {
-                    Fault::Stop => continue,
-                    // csi-provisioner does not read the clock through libc.
-                    Fault::Clock if self.implementation == Implementation::Upstream => continue,
-                    Fault::Terminate => self.terminate_leader().await,
-                    Fault::Kill => self.kill_leader().await,
-                    Fault::Cut => self.cut_leader().await,
-                    Fault::Etcd => self.pause_etcd().await,
-                    Fault::Clock => self.shift_clock().await,
-                };
-                handled.push(result.with_context(|| format!("{fault:?}"))?);
-            }
-            anyhow::Ok(())
-        };
-        if self.replicas.len() > 2 {
-            others.await?;
-            let found = self.continue_replica(stopped).await.context("SIGCONT")?;
-            handled.push(found);
+        let stopped = if self.replicas.len() > 2 {
+            Some(stopped)
         } else {
-            let found = self.continue_replica(stopped).await.context("SIGCONT")?;
-            others.await?;
-            handled.push(found);
+            handled.push(self.continue_replica(stopped).await.context("SIGCONT")?);
+            self.wait_ready(|_| true).await?;
+            None
+        };
+        handled.push(self.terminate_leader().await.context("SIGTERM")?);
+        // The ended process starts again while the Lease of a killed or unreachable leader expires.
+        handled.push(self.kill_leader().await.context("SIGKILL")?);
+        let cut = self.cut_leader().await.context("network")?;
+        let network = async { self.restore_network(cut).await.context("network") };
+        let etcd = async { self.pause_etcd().await.context("etcd") };
+        let (network, etcd) = tokio::try_join!(network, etcd)?;
+        handled.extend([network, etcd]);
+        self.wait_ready(|replica| stopped.is_none() || replica.socket != is_stopped.socket).await?;
+        let clock = async {
+            match self.implementation {
+                Implementation::Cofferdam => self.shift_clock().await.map(Some).context("clock"),
+                // csi-provisioner does not read the clock through libc.
+                Implementation::Upstream => Ok(None),
+            }
+        };
+        // The leader keeps its Lease while its clock changes, so the continued process only waits.
+        let continued = async {
+            match stopped {
+                Some(stopped) => self.continue_replica(stopped).await.map(Some).context("SIGCONT"),
+                None => Ok(None),
+            }
+        };
+        let (clock, continued) = tokio::try_join!(clock, continued)?;
+        handled.extend(clock.into_iter().chain(continued));
+        Ok(())
+    }
+
+    async fn wait_ready(&self, is_waited_for: impl Fn(&Replica) -> bool) -> Result<()> {
+        for replica in self.replicas.iter().filter(|replica| is_waited_for(replica)) {
+            replica.wait_ready().await?;
         }
         Ok(())
     }
@@ -215,15 +233,21 @@ impl Faults<'_> {
         Ok(HandledFault::new(Fault::Kill, elapsed(at, next.started)?))
     }
 
-    async fn cut_leader(&self) -> Result<HandledFault> {
-        let leader = self.busy_leader().await?;
+    /// Cuts the leader's network, and waits for another leader.
+    async fn cut_leader(&self) -> Result<CutReplica<'_>> {
+        let replica = self.busy_leader().await?;
         let at = Timestamp::now();
-        leader.link.cut();
-        let next = self.wait_other(leader, at).await?;
+        replica.link.cut();
+        let next = self.wait_other(replica, at).await?;
+        Ok(CutReplica { replica, at, next })
+    }
+
+    /// Checks that a replica without a network does not call the driver, and restores its network.
+    async fn restore_network(&self, cut: CutReplica<'_>) -> Result<HandledFault> {
         tokio::time::sleep(AFTER_CUT).await;
-        self.ensure_no_later_call(leader, &next)?;
-        leader.link.restore();
-        Ok(HandledFault::new(Fault::Cut, elapsed(at, next.started)?))
+        self.ensure_no_later_call(cut.replica, &cut.next)?;
+        cut.replica.link.restore();
+        Ok(HandledFault::new(Fault::Cut, elapsed(cut.at, cut.next.started)?))
     }
 
     async fn pause_etcd(&self) -> Result<HandledFault> {
