@@ -107,6 +107,19 @@ fn an_invalid_component_file_is_reported_with_its_path() {
     assert!(line.contains("/nowhere/array.wasm") && line.contains("No such file"), "{line}");
 }
 
+/// The directory of the chart's volume has another file if the ConfigMap lacks the key.
+#[test]
+fn a_missing_component_of_a_mounted_config_map_is_reported_with_its_path() {
+    let scratch = TestDirectory::new("missing-key");
+    let kubeconfig = scratch.file("kubeconfig", KUBECONFIG);
+    let other = scratch.file("other.wasm", cofferdam_carried::MEMORY);
+    let missing = other.replace("other.wasm", "array.wasm");
+    let config = scratch.file("controller.toml", format!("[backend.driver]\nfile = \"{missing}\"\n"));
+    let line = start_error(&scratch, &["--kubeconfig", &kubeconfig, "--config", &config]);
+    let expected = format!("{missing}: cannot be read: No such file or directory");
+    assert!(line.contains(&expected), "{line}: expected {expected}");
+}
+
 #[test]
 fn a_component_of_another_contract_version_is_rejected() {
     let scratch = TestDirectory::new("contract");

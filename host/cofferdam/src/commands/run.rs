@@ -13,6 +13,7 @@ use cofferdam_csi::server::ServerMetrics;
 use k8s_openapi::api::{authorization::v1::ResourceAttributes, core::v1::Namespace};
 use kube::Api;
 use prometheus_client::registry::Registry;
+use tokio_util::sync::CancellationToken;
 
 use crate::{
     cli::ClusterFlags,
@@ -22,7 +23,7 @@ use crate::{
     error::CommandError,
     host_name::host_name,
     leader_election, logging, other_controller, process_metrics,
-    reload::{self, ConfigSource, ConnectionReloader, Reloader},
+    reload::{ConfigSource, ConnectionReloader, Reloader},
     rights::{self, RuleNamespaces},
     roles::{
         csi_server,
@@ -96,7 +97,7 @@ async fn run_roles(
     };
     if roles.is_node_only() {
         start_log();
-        return node::run(configuration).await;
+        return run_node_roles(configuration, Reloader::new(source, resolved)).await;
     }
     node::check_single_process(configuration)?;
     if !roles.has_driver_roles() {
@@ -121,7 +122,7 @@ async fn run_roles(
     let mut registry = Registry::default();
     process_metrics::register(&mut registry);
     let metrics = ServerMetrics::register(&mut registry);
-    let files = reload::section_files(configuration);
+    let reloader = Reloader::new(source, resolved);
     let loader = DriverLoader::new(configuration, &mut registry)?;
     let drivers = loader.load_all(configuration).await?;
     if cluster.is_some() && configuration.node_name.is_none() {
@@ -181,9 +182,8 @@ async fn run_roles(
     };
     let node_metrics = NodeMetrics { served: metrics, calls: loader.call_metrics.clone() };
     let node_roles = node::start_if_configured(configuration, &node_metrics).await?;
-    let reloader = Reloader::new(loader, source, resolved, files, &drivers);
-    let reloader = Some(reloader.with_connection(connection_reloader));
-    let workload = Workload { controllers, campaigns, servers, node_roles, reloader };
+    let reloader = reloader.with_drivers(&loader.engine, &drivers).with_connection(connection_reloader);
+    let workload = Workload { controllers, campaigns, servers, node_roles, reloader: Some(reloader) };
     let running = supervisor::start(workload, registry, &telemetry::endpoints(configuration)).await?;
     let external_failure = async {
         match capacity_check {
@@ -199,6 +199,22 @@ async fn run_roles(
         }
         (failure, _) => failure,
     })
+}
+
+/// Runs a process with node roles only. They run no driver and read credentials only when they start, so
+/// nothing changes alive: `reloader` reports the changes that need a restart.
+async fn run_node_roles(
+    configuration: &Configuration,
+    reloader: Reloader,
+) -> Result<ProcessOutcome, CommandError> {
+    let stop = CancellationToken::new();
+    let roles = async {
+        let end = node::run(configuration).await;
+        stop.cancel();
+        end
+    };
+    let (end, ()) = tokio::join!(roles, reloader.run(stop.clone()));
+    end
 }
 
 /// Logs an error, in the background, if the API server is older than the oldest version that is supported.

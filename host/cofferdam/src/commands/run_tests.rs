@@ -2,6 +2,7 @@
 
 use std::{
     collections::{BTreeSet, HashMap},
+    sync::atomic::{AtomicUsize, Ordering},
     time::Duration,
 };
 
@@ -222,4 +223,30 @@ fn a_cluster_below_the_oldest_version_is_too_old() {
     ] {
         assert_eq!(is_too_old(major, minor), expected, "{major}.{minor}");
     }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_process_with_node_roles_only_checks_the_configuration_again() {
+    let settings = ["role=liveness", "csi-address=/nonexistent/csi.sock", "health-port=0"];
+    let variables = settings.map(|setting| {
+        let (name, value) = setting.split_once('=').unwrap();
+        (format!("COFFERDAM_{}", name.replace('-', "_").to_uppercase()), value.to_owned())
+    });
+    let environment = HashMap::from(variables);
+    let resolve = move || ResolvedConfig::for_cluster(&CliValues::default(), &environment);
+    let resolved = resolve().unwrap();
+    let checks = Arc::new(AtomicUsize::new(0));
+    let source: ConfigSource = Box::new({
+        let checks = Arc::clone(&checks);
+        move || {
+            checks.fetch_add(1, Ordering::Relaxed);
+            resolve()
+        }
+    });
+    let reloader = Reloader::new(source, &resolved);
+    tokio::select! {
+        end = run_node_roles(&resolved.configuration, reloader) => panic!("ended: {end:?}"),
+        () = tokio::time::sleep(Duration::from_secs(60)) => {}
+    }
+    assert!(checks.load(Ordering::Relaxed) > 1);
 }

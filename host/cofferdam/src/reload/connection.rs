@@ -12,6 +12,8 @@ enum ConnectionError {
     Client(#[from] ClientError),
     #[error("the API server was {running} at the start, and is {changed}; this change needs a restart")]
     OtherServer { running: String, changed: String },
+    #[error("the certificate authority has no certificate")]
+    NoAuthority,
 }
 
 /// Watches the files of the clients' configuration.
@@ -67,6 +69,10 @@ impl ConnectionReloader {
         if let Some(running) = self.connections.iter().find(|connection| connection.url != url) {
             return Err(ConnectionError::OtherServer { running: running.url.clone(), changed: url });
         }
+        // A client without authorities trusts no server. A file that is being written may be empty.
+        if changed.root_cert.as_ref().is_some_and(Vec::is_empty) {
+            return Err(ConnectionError::NoAuthority);
+        }
         for connection in &self.connections {
             connection.replace_credentials(changed.clone())?;
         }
@@ -80,132 +86,5 @@ fn versions(settings: &ClientSettings, environment: &ClientEnvironment) -> FileV
 }
 
 #[cfg(test)]
-mod tests {
-    use std::{io::Write as _, net::TcpListener};
-
-    use super::*;
-
-    /// Accepts one connection after the other, and returns the Authorization header of each request.
-    fn serve() -> (u16, std::sync::mpsc::Receiver<String>) {
-        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-        let port = listener.local_addr().unwrap().port();
-        let (sender, receiver) = std::sync::mpsc::channel();
-        std::thread::spawn(move || {
-            for stream in listener.incoming() {
-                let mut stream = stream.unwrap();
-                let mut lines = std::io::BufRead::lines(std::io::BufReader::new(stream.try_clone().unwrap()));
-                let mut header = String::new();
-                while let Some(Ok(line)) = lines.next().filter(|line| !line.as_ref().unwrap().is_empty()) {
-                    if let Some(value) = line.strip_prefix("authorization: ") {
-                        value.clone_into(&mut header);
-                    }
-                }
-                stream
-                    .write_all(b"HTTP/1.1 200 OK\r\nconnection: close\r\ncontent-length: 2\r\n\r\n{}")
-                    .unwrap();
-                if sender.send(header).is_err() {
-                    return;
-                }
-            }
-        });
-        (port, receiver)
-    }
-
-    struct Fixture {
-        directory: tempfile::TempDir,
-        reloader: ConnectionReloader,
-        client: kube::Client,
-        headers: std::sync::mpsc::Receiver<String>,
-        port: u16,
-    }
-
-    impl Fixture {
-        async fn start() -> Self {
-            let directory = tempfile::TempDir::new().unwrap();
-            let (port, headers) = serve();
-            write(&directory, port, "token: first");
-            let settings = ClientSettings {
-                kubeconfig: Some(directory.path().join("kubeconfig")),
-                ..ClientSettings::default()
-            };
-            let environment = ClientEnvironment::default();
-            let mut reloader = ConnectionReloader::new(settings.clone(), &environment);
-            let connection = client::connect_with(&settings, &environment).await.unwrap();
-            let client = connection.client.clone();
-            reloader.add(connection);
-            Self { directory, reloader, client, headers, port }
-        }
-
-        /// Checks for changes. Returns the problem, and the credentials of the next request.
-        async fn check(&mut self) -> (Option<String>, String) {
-            self.reloader.check().await;
-            self.client.request_text(http::Request::get("/x").body(Vec::new()).unwrap()).await.unwrap();
-            (self.reloader.problem.clone(), self.headers.recv().unwrap())
-        }
-    }
-
-    fn write(directory: &tempfile::TempDir, port: u16, user: &str) {
-        let text = format!(
-            "apiVersion: v1\nkind: Config\ncurrent-context: c\n\
-             contexts: [{{name: c, context: {{cluster: k, user: u}}}}]\n\
-             clusters: [{{name: k, cluster: {{server: 'http://127.0.0.1:{port}'}}}}]\n\
-             users: [{{name: u, user: {{{user}}}}}]\n"
-        );
-        let new = directory.path().join("new");
-        std::fs::write(&new, text).unwrap();
-        std::fs::rename(new, directory.path().join("kubeconfig")).unwrap();
-    }
-
-    #[tokio::test]
-    async fn changed_credentials_are_used_by_running_clients() {
-        let mut fixture = Fixture::start().await;
-        assert_eq!(fixture.check().await, (None, "Bearer first".to_owned()));
-        write(&fixture.directory, fixture.port, "token: second");
-        assert_eq!(fixture.check().await, (None, "Bearer second".to_owned()));
-    }
-
-    #[tokio::test]
-    async fn unusable_credentials_and_another_server_are_reported_and_not_used() {
-        let mut fixture = Fixture::start().await;
-        write(&fixture.directory, fixture.port, "client-certificate: /nonexistent, client-key: /nonexistent");
-        let (problem, header) = fixture.check().await;
-        let problem = problem.unwrap();
-        assert!(problem.contains("/nonexistent"), "{problem}");
-        assert_eq!(header, "Bearer first");
-
-        write(&fixture.directory, 1, "token: second");
-        let (problem, header) = fixture.check().await;
-        assert!(problem.unwrap().ends_with("and is http://127.0.0.1:1/; this change needs a restart"));
-        assert_eq!(header, "Bearer first");
-
-        let token = fixture.directory.path().join("token");
-        write(&fixture.directory, fixture.port, &format!("tokenFile: '{}'", token.display()));
-        assert!(fixture.check().await.0.is_some());
-        // Only the file with the token changes.
-        std::fs::write(&token, "from-file").unwrap();
-        assert_eq!(fixture.check().await, (None, "Bearer from-file".to_owned()));
-        // kube itself would read the file again after a minute, by the wall clock.
-        std::fs::write(&token, "rotated").unwrap();
-        assert_eq!(fixture.check().await, (None, "Bearer rotated".to_owned()));
-
-        std::fs::write(fixture.directory.path().join("kubeconfig"), "{").unwrap();
-        assert!(fixture.check().await.0.unwrap().contains("not a kubeconfig"));
-        write(&fixture.directory, fixture.port, "token: third");
-        assert_eq!(fixture.check().await, (None, "Bearer third".to_owned()));
-    }
-
-    #[test]
-    fn files_are_the_kubeconfig_and_those_that_it_names() {
-        let directory = tempfile::TempDir::new().unwrap();
-        write(&directory, 1, "client-certificate: user.crt, client-key: /k");
-        let path = directory.path().join("kubeconfig");
-        let settings = ClientSettings { kubeconfig: Some(path.clone()), ..ClientSettings::default() };
-        let files = client::files(&settings, &ClientEnvironment::default());
-        assert_eq!(files, [directory.path().join("user.crt"), "/k".into(), path.clone()]);
-        write(&directory, 1, "tokenFile: /token");
-        assert_eq!(client::files(&settings, &ClientEnvironment::default()), ["/token".into(), path]);
-        let in_pod = ClientEnvironment { in_cluster: true, ..ClientEnvironment::default() };
-        let account = |name| std::path::Path::new("/var/run/secrets/kubernetes.io/serviceaccount").join(name);
-        assert_eq!(client::files(&ClientSettings::default(), &in_pod), [account("ca.crt"), account("token")]);
-    }
-}
+#[path = "connection_tests.rs"]
+mod tests;
