@@ -166,8 +166,9 @@ async fn replace_during_creation(
     reference: &str,
 ) -> Result<()> {
     controllers.driver.set_latency(LATENCY).await?;
-    controllers.start(initial).await?;
+    // The controllers may be faster than the creation of the objects.
     snapshots.create(0..SNAPSHOTS, CLAIMS).await?;
+    controllers.start(initial).await?;
     for (ready, next) in READY_AT_SWAPS.into_iter().zip([initial.other(), initial]) {
         snapshots.wait_ready(ready, TIMEOUT).await?;
         controllers.kill().await?;
