@@ -32,8 +32,8 @@ use crate::{EnvironmentKind, Scenario};
 pub const fn skipped_count(environment: EnvironmentKind) -> usize {
     match environment {
         EnvironmentKind::InProcess => 0,
-        EnvironmentKind::Http => 12,
-        EnvironmentKind::Kubernetes => 10,
+        EnvironmentKind::Http => 13,
+        EnvironmentKind::Kubernetes => 11,
     }
 }
 
