@@ -13,7 +13,7 @@ use super::{
     },
 };
 use crate::{
-    DriverFault, SnapshotBehavior,
+    DriverFault, EnvironmentKind, SnapshotBehavior,
     UserAction::{self, Create, CreateAs, Delete, Patch, Remove, RemoveSnapshots, Settle, Until},
     WaitFor::{CallsCompleted, Deleted, Event},
     WorkKind,
@@ -22,6 +22,9 @@ use crate::{
 };
 
 const CONTENT_STATUS: &str = "/apis/snapshot.storage.k8s.io/v1/volumesnapshotcontents/existing/status";
+
+const REMOVED_VOLUME: &[(EnvironmentKind, &str)] =
+    &in_real_time("the finalizer of the volume may be added again before its deletion");
 
 /// The content `existing` of a driver that no process has, with the status of a snapshot that is ready.
 fn content_of_other_driver() -> Vec<UserAction> {
@@ -96,7 +99,7 @@ pub(super) fn scenarios() -> Vec<Scenario> {
             snapshots: &["s"],
             events: &["s Warning SnapshotContentCreationFailed", "source Warning ClaimLost"],
             unsettled,
-            skipped_on: &in_real_time("the finalizer of the volume may be added again before its deletion"),
+            skipped_on: REMOVED_VOLUME,
             ..base()
         },
         Scenario {
