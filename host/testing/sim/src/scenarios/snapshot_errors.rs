@@ -7,16 +7,15 @@ use serde_json::{Value, json};
 use super::{
     provisioning::REJECTED_CLAIM,
     snapshots::{
-        CREATE, CREATE_OF_GONE, DELETE, READY, READY_CONTENT, SNAPSHOT, SNAPSHOT_CLASS, SOURCE, SOURCE_BOUND,
-        SOURCE_VOLUME, VOLUME, after_source, content, restored, snapshot, snapshot_class,
-        snapshot_of_content,
+        CREATE, CREATE_OF_GONE, CREATED_AFTER_FAILURE, DELETE, RETRIED, SNAPSHOT, SNAPSHOT_CLASS, SOURCE,
+        VOLUME, after_source, base, content, failing, restored, snapshot, snapshot_class,
+        snapshot_of_content, taken,
     },
 };
 use crate::{
     DriverFault, EnvironmentKind, SnapshotBehavior,
     UserAction::{self, Create, CreateAs, Delete, Patch, Remove, RemoveSnapshots, Settle, Until},
     WaitFor::{CallsCompleted, Deleted, Event},
-    WorkKind,
     objects::{CLAIM, claim, class, volume, with},
     scenario::{Scenario, in_real_time},
 };
@@ -57,17 +56,6 @@ fn written_content() -> Value {
 /// The scenarios of this module.
 #[expect(clippy::too_many_lines, reason = "one table")]
 pub(super) fn scenarios() -> Vec<Scenario> {
-    let base = || Scenario { claims: SOURCE_BOUND, volumes: SOURCE_VOLUME, ..Scenario::default() };
-    let taken = || Scenario {
-        snapshots: READY,
-        snapshot_contents: READY_CONTENT,
-        array_snapshots: &["s"],
-        calls: &[CREATE],
-        ..base()
-    };
-    let failing =
-        |faults: Vec<DriverFault>| SnapshotBehavior { create_faults: faults, ..SnapshotBehavior::default() };
-    let unsettled: &[(WorkKind, &str)] = &[(WorkKind::Retry, "the failure is retried")];
     vec![
         Scenario {
             name: "snapshot of a claim that does not exist: it is taken once the claim is Bound",
@@ -98,7 +86,7 @@ pub(super) fn scenarios() -> Vec<Scenario> {
             volumes: &[],
             snapshots: &["s"],
             events: &["s Warning SnapshotContentCreationFailed", "source Warning ClaimLost"],
-            unsettled,
+            unsettled: RETRIED,
             skipped_on: REMOVED_VOLUME,
             ..base()
         },
@@ -115,7 +103,7 @@ pub(super) fn scenarios() -> Vec<Scenario> {
             ),
             snapshots: &["s"],
             events: &["s Warning SnapshotContentCreationFailed"],
-            unsettled,
+            unsettled: RETRIED,
             ..base()
         },
         Scenario {
@@ -133,7 +121,7 @@ pub(super) fn scenarios() -> Vec<Scenario> {
             snapshots: &["s"],
             snapshot_contents: &["existing other ready"],
             events: &["s Warning SnapshotContentMisbound"],
-            unsettled,
+            unsettled: RETRIED,
             ..base()
         },
         Scenario {
@@ -203,12 +191,7 @@ pub(super) fn scenarios() -> Vec<Scenario> {
             name: "driver answers with a snapshot of another volume: the call is repeated",
             actions: after_source("Delete", [Create(snapshot())]),
             snapshotting: failing(vec![DriverFault::WrongSource]),
-            events: &[
-                "of-s Warning SnapshotCreationFailed",
-                "s Normal CreatingSnapshot",
-                "s Normal SnapshotCreated",
-                "s Normal SnapshotReady",
-            ],
+            events: CREATED_AFTER_FAILURE,
             calls: &[CREATE, CREATE],
             ..taken()
         },

@@ -91,12 +91,12 @@ fn late_watch(path_prefix: &'static str) -> ApiFault {
     ApiFault { method: "GET", path_prefix, body_contains: "", kind }
 }
 
-pub(super) const SOURCE_BOUND: &[&str] = &["source Bound v"];
-pub(super) const SOURCE_VOLUME: &[&str] = &["v Bound source"];
-pub(super) const READY: &[&str] = &["s of-s ready"];
-pub(super) const READY_CONTENT: &[&str] = &["of-s s ready"];
+const SOURCE_BOUND: &[&str] = &["source Bound v"];
+const SOURCE_VOLUME: &[&str] = &["v Bound source"];
+const READY: &[&str] = &["s of-s ready"];
+const READY_CONTENT: &[&str] = &["of-s s ready"];
 const CREATED: &[&str] = &["s Normal CreatingSnapshot", "s Normal SnapshotCreated", "s Normal SnapshotReady"];
-const CREATED_AFTER_FAILURE: &[&str] = &[
+pub(super) const CREATED_AFTER_FAILURE: &[&str] = &[
     "of-s Warning SnapshotCreationFailed",
     "s Normal CreatingSnapshot",
     "s Normal SnapshotCreated",
@@ -105,6 +105,8 @@ const CREATED_AFTER_FAILURE: &[&str] = &[
 pub(super) const CREATE: &str = "snapshot snapshot-s of static-v";
 pub(super) const CREATE_OF_GONE: &str = "snapshot snapshot-gone of static-v";
 pub(super) const DELETE: &str = "delete snapshot-gone";
+
+pub(super) const RETRIED: &[(WorkKind, &str)] = &[(WorkKind::Retry, "the failure is retried")];
 
 /// All orders of the elements.
 fn permutations<T: Copy>(elements: &[T]) -> Vec<Vec<T>> {
@@ -175,22 +177,32 @@ pub(super) fn deletion_orders() -> Vec<Scenario> {
     rows
 }
 
-/// The scenarios of this module.
-#[expect(clippy::too_many_lines, reason = "one table")]
-pub(super) fn scenarios() -> Vec<Scenario> {
-    let base = || Scenario { claims: SOURCE_BOUND, volumes: SOURCE_VOLUME, ..Scenario::default() };
-    let taken = || Scenario {
+/// A row in which the source stays.
+pub(super) fn base() -> Scenario {
+    Scenario { claims: SOURCE_BOUND, volumes: SOURCE_VOLUME, ..Scenario::default() }
+}
+
+/// A row in which the snapshot is taken.
+pub(super) fn taken() -> Scenario {
+    Scenario {
         snapshots: READY,
         snapshot_contents: READY_CONTENT,
         array_snapshots: &["s"],
         events: CREATED,
         calls: &[CREATE],
         ..base()
-    };
-    let failing =
-        |faults: Vec<DriverFault>| SnapshotBehavior { create_faults: faults, ..SnapshotBehavior::default() };
+    }
+}
+
+/// A driver with these faults of CreateSnapshot.
+pub(super) fn failing(create_faults: Vec<DriverFault>) -> SnapshotBehavior {
+    SnapshotBehavior { create_faults, ..SnapshotBehavior::default() }
+}
+
+/// The scenarios of this module.
+#[expect(clippy::too_many_lines, reason = "one table")]
+pub(super) fn scenarios() -> Vec<Scenario> {
     let polled = || SnapshotBehavior { polls_until_ready: 2, ..SnapshotBehavior::default() };
-    let unsettled: &[(WorkKind, &str)] = &[(WorkKind::Retry, "the failure is retried")];
     vec![
         Scenario {
             name: "VolumeSnapshot created: the snapshot is created and ready",
@@ -457,7 +469,7 @@ pub(super) fn scenarios() -> Vec<Scenario> {
             ],
             snapshots: &["s"],
             events: &["s Warning SnapshotContentCreationFailed"],
-            unsettled,
+            unsettled: RETRIED,
             ..base()
         },
         Scenario {
