@@ -243,6 +243,8 @@ pub(super) fn scenarios() -> Vec<Scenario> {
             ],
             calls: &[CREATE_OF_GONE, "create gone from snapshot-gone", DELETE],
             repeats_calls: true,
+            // The provisioner may remove its finalizer after the deletion of the VolumeSnapshot.
+            delayed_events: &["s Warning SnapshotDeletePending"],
             ..base()
         },
         Scenario {
