@@ -129,12 +129,42 @@ async fn namespaces_share_the_journal() {
             let error =
                 JournalError::NamespaceFull { namespace: namespace.to_string().into(), volumes: share };
             assert_eq!(journal.write(in_namespace(namespace, "late")).await, Err(error));
+            assert_eq!(journal.fullest_share(), 1.0);
             (written, namespace) = (written + share, namespace + 1);
         }
         assert_eq!(written, full - 1);
         journal.remove(&(written - 1).to_string().as_str().into());
         let late = in_namespace(namespace - 1, "late");
         assert_eq!(*journal.write(late.clone()).await.unwrap(), late);
+    })
+    .await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn namespaces_share_the_bytes_of_the_journal() {
+    let (api, metrics) = (api(), Metrics::default());
+    let wire = FaultyApi::new(&api);
+    let journal = journal(&wire, &metrics);
+    journal.load().await.unwrap();
+    // Two in each ConfigMap of 512 KiB.
+    let large = |namespace: &str, number: usize| {
+        let uid = format!("{namespace}-{number}");
+        let mut intent = Intent { claim: ClaimKey::new(namespace, uid.as_str()), ..intent(&uid) };
+        intent.request.parameters.insert("padding".to_owned(), "x".repeat(250 << 10));
+        intent
+    };
+    with_running(&journal, async {
+        assert_eq!(journal.fullest_share(), 0.0);
+        for number in 0..8 {
+            journal.write(large("flood", number)).await.unwrap();
+        }
+        let share = journal.fullest_share();
+        assert!(share > 0.9 && share < 1.0, "{share}: 2,000 of 2,048 KiB");
+        let error = JournalError::NamespaceFull { namespace: "flood".into(), volumes: 8 };
+        assert_eq!(journal.write(large("flood", 8)).await, Err(error));
+        for number in 0..4 {
+            journal.write(large("other", number)).await.unwrap();
+        }
     })
     .await;
 }

@@ -1,11 +1,15 @@
 //! An upgrade from [`PREVIOUS`], the last version whose journal has no epoch, and the way back, while both
 //! versions compete for the Leases. Each leader ends with open intents, once by SIGTERM and once by SIGKILL:
 //! the other version completes them, and no volume is leaked or created twice.
+//!
+//! Before its SIGKILL the current version also leaves an intent that the previous one cannot read. That one
+//! keeps the intent and logs its claim, and the current version completes it later.
 
-use std::{path::PathBuf, time::Duration};
+use std::{fs, path::PathBuf, time::Duration};
 
-use anyhow::{Context as _, Result, ensure};
+use anyhow::{Context as _, Result, bail, ensure};
 use kube::Client;
+use serde_json::Value;
 use tokio::time::Instant;
 
 use crate::{
@@ -29,6 +33,10 @@ const CLAIMS: usize = 30;
 const MIN_INTENTS: usize = 20;
 /// Duration of each driver call: long enough that the intents are open when the leader ends.
 const LATENCY: Duration = Duration::from_secs(3);
+/// Duration of a deletion that is under way when the leader ends.
+const DELETION_LATENCY: Duration = Duration::from_secs(100);
+/// Namespace of the claim with an intent that the previous version cannot read.
+const UNREADABLE: &str = "upgrade-unreadable";
 const TIMEOUT: Duration = Duration::from_secs(120);
 /// A short Lease, because the next leader waits for its end after SIGKILL.
 const LEASE: [&str; 4] = [
@@ -99,8 +107,22 @@ pub(super) async fn run(run: &SuiteRun) -> Result<()> {
         let former = leader.version;
         let step = format!("{} to {}, {end:?}", former.as_str(), next.as_str());
         let standby = Replica::start(run, next, &account, &driver).await.context(step.clone())?;
-        let note = hand_over(plane.client(), &claims, &mut count, leader, end).await.context(step.clone())?;
-        claims.ensure_consistent(count, &driver.volumes().await?).await.context(step.clone())?;
+        let unreadable = match (former, end) {
+            (Version::Current, End::Killed) => {
+                Some(UnreadableIntent::leave(plane.client(), &driver).await.context(step.clone())?)
+            }
+            _ => None,
+        };
+        let kept = usize::from(unreadable.is_some());
+        let note =
+            hand_over(plane.client(), &claims, &mut count, leader, end, kept).await.context(step.clone())?;
+        let mut stored = driver.volumes().await?;
+        if let Some(intent) = unreadable {
+            intent.ensure_kept(plane.client(), &standby).await.context(step.clone())?;
+            stored.remove(&intent.volume).with_context(|| format!("{step}: {} is deleted", intent.volume))?;
+            run.add_note(&format!("{step}: 1 intent kept, which the previous version cannot read"))?;
+        }
+        claims.ensure_consistent(count, &stored).await.context(step.clone())?;
         run.add_note(&format!("{step}: {note}"))?;
         leader = standby;
     }
@@ -117,13 +139,15 @@ pub(super) async fn run(run: &SuiteRun) -> Result<()> {
 }
 
 /// Ends the leader while its intents are open, and waits until another process has completed them, and has
-/// provisioned as many claims that are created later. Returns a note.
+/// provisioned as many claims that are created later. `kept` intents are left to the version that can read
+/// them. Returns a note.
 async fn hand_over(
     client: &Client,
     claims: &Claims,
     count: &mut usize,
     mut leader: Replica,
     end: End,
+    kept: usize,
 ) -> Result<String> {
     let first = *count;
     claims.create(first..first + CLAIMS).await?;
@@ -145,12 +169,64 @@ async fn hand_over(
     created?;
     *count = first + 2 * CLAIMS;
     claims.wait_bound(*count, TIMEOUT).await?;
-    until("the journal is empty", TIMEOUT, async || journal::ensure_intents(client, 0).await).await?;
+    until("the intents are completed", TIMEOUT, async || journal::ensure_intents(client, kept).await).await?;
     Ok(format!(
         "{intents} open intents; {} claims are Bound after {:.1} s",
         2 * CLAIMS,
         ended.elapsed().as_secs_f64()
     ))
+}
+
+/// An intent whose field `unneeded` the previous version does not know: its claim was deleted during
+/// CreateVolume, and the volume is being deleted.
+struct UnreadableIntent {
+    claim_uid: String,
+    /// Handle of the volume.
+    volume: String,
+}
+
+impl UnreadableIntent {
+    /// Lets the current version, which leads, write the intent. Its deletion is under way afterwards.
+    async fn leave(client: &Client, driver: &CsiDriverProcess) -> Result<Self> {
+        let created = calls_of(driver, "CreateVolume").await?;
+        let claims = Claims::new(client, UNREADABLE, DRIVER).await?;
+        claims.create(0..1).await?;
+        until("CreateVolume is under way", TIMEOUT, async || {
+            ensure!(calls_of(driver, "CreateVolume").await? > created, "no call");
+            Ok(())
+        })
+        .await?;
+        driver.set_latency(DELETION_LATENCY).await?;
+        claims.delete(0..1).await?;
+        let intent = until("an intent names an unneeded volume", TIMEOUT, async || {
+            for (claim_uid, intent) in journal::intents(client).await? {
+                let intent: Value = serde_json::from_str(&intent)?;
+                if let Some(volume) = intent.get("unneeded").and_then(Value::as_str) {
+                    return Ok(Self { claim_uid, volume: volume.to_owned() });
+                }
+            }
+            bail!("none does")
+        })
+        .await?;
+        driver.set_latency(LATENCY).await?;
+        Ok(intent)
+    }
+
+    /// Checks that the journal still has the intent, and that the previous version, which leads, has logged
+    /// its claim.
+    async fn ensure_kept(&self, client: &Client, leader: &Replica) -> Result<()> {
+        let intents = journal::intents(client).await?;
+        ensure!(intents.contains_key(&self.claim_uid), "the intent of claim {} is gone", self.claim_uid);
+        let log = fs::read_to_string(leader.process.log())?;
+        let is_logged = |line: &str| line.contains("undecodable intent") && line.contains(&self.claim_uid);
+        ensure!(log.lines().any(is_logged), "the log does not name claim {}", self.claim_uid);
+        Ok(())
+    }
+}
+
+/// Number of the driver's calls of a method.
+async fn calls_of(driver: &CsiDriverProcess, method: &str) -> Result<u64> {
+    Ok(driver.call_counts().await?.get(method).copied().unwrap_or_default())
 }
 
 /// A process that leads, or waits for the Leases.

@@ -79,12 +79,31 @@ impl TrackedIntent {
     }
 }
 
+/// Maximum number of intents in a journal.
+const INTENTS_LIMIT: usize = MAX_SHARD_INTENTS * SHARD_COUNT;
+/// Maximum number of bytes in a journal.
+const BYTES_LIMIT: usize = MAX_SHARD_BYTES * SHARD_COUNT;
+
 /// The part of a journal that some intents use.
 #[derive(Default)]
 struct Usage {
     intents: usize,
     /// Bytes of the keys and the JSON.
     bytes: usize,
+}
+
+impl Usage {
+    fn sum<'a>(all: impl Iterator<Item = &'a Self>) -> Self {
+        all.fold(Self::default(), |sum, usage| Self {
+            intents: sum.intents + usage.intents,
+            bytes: sum.bytes.saturating_add(usage.bytes),
+        })
+    }
+}
+
+/// The share of a namespace: half of what the other namespaces leave of the limit.
+fn share_of(limit: usize, others: usize) -> usize {
+    limit.saturating_sub(others) / 2
 }
 
 #[derive(Default)]
@@ -167,16 +186,11 @@ impl State {
     /// [`JournalError::NamespaceFull`], or [`JournalError::Full`] for a namespace without intents.
     pub(super) fn check_share(&self, intent: &Intent, size: usize) -> Result<(), JournalError> {
         let namespace = &intent.claim.namespace;
-        let (mut own, mut others) = (Usage::default(), Usage::default());
-        for tracked in self.intents.values() {
-            let is_own = tracked.intent.claim.namespace == *namespace;
-            let usage = if is_own { &mut own } else { &mut others };
-            usage.intents += 1;
-            usage.bytes = usage.bytes.saturating_add(tracked.size);
-        }
-        let share = |limit: usize, others: usize| (limit * SHARD_COUNT).saturating_sub(others) / 2;
-        if own.intents < share(MAX_SHARD_INTENTS, others.intents)
-            && own.bytes.saturating_add(size) <= share(MAX_SHARD_BYTES, others.bytes)
+        let mut usage = self.usage_by_namespace();
+        let own = usage.remove(&**namespace).unwrap_or_default();
+        let others = Usage::sum(usage.values());
+        if own.intents < share_of(INTENTS_LIMIT, others.intents)
+            && own.bytes.saturating_add(size) <= share_of(BYTES_LIMIT, others.bytes)
         {
             return Ok(());
         }
@@ -184,6 +198,31 @@ impl State {
             0 => JournalError::Full(self.intents.len()),
             volumes => JournalError::NamespaceFull { namespace: (**namespace).into(), volumes },
         })
+    }
+
+    /// The largest part of its share that a namespace uses, from 0 to 1. At 1 each new intent of the
+    /// namespace is rejected, and near it a large one.
+    pub(super) fn fullest_share(&self) -> f64 {
+        let usage = self.usage_by_namespace();
+        let all = Usage::sum(usage.values());
+        let part = |limit, own: usize, all: usize| match share_of(limit, all - own) {
+            0 => 1.0,
+            share => (own as f64 / share as f64).min(1.0),
+        };
+        let parts = usage.values().map(|own| {
+            part(INTENTS_LIMIT, own.intents, all.intents).max(part(BYTES_LIMIT, own.bytes, all.bytes))
+        });
+        parts.fold(0.0, f64::max)
+    }
+
+    fn usage_by_namespace(&self) -> HashMap<&str, Usage> {
+        let mut usage = HashMap::<&str, Usage>::new();
+        for tracked in self.intents.values() {
+            let own = usage.entry(&tracked.intent.claim.namespace).or_default();
+            own.intents += 1;
+            own.bytes = own.bytes.saturating_add(tracked.size);
+        }
+        usage
     }
 
     /// Restores the size of an intent after a failed replacement.
@@ -336,6 +375,12 @@ impl Journal {
         let state = self.inner.state.lock();
         let undecodable = state.undecodable.iter().filter(|uid| !state.intents.contains_key(*uid));
         state.intents.len().saturating_add(undecodable.count())
+    }
+
+    /// The largest part of its share of the journal that a namespace uses, from 0 to 1. At 1 its new intents
+    /// are rejected. Includes intents that are not yet durable.
+    pub fn fullest_share(&self) -> f64 {
+        self.inner.state.lock().fullest_share()
     }
 
     /// Time since the claim's durable intent was written; for an intent of an older version, since this

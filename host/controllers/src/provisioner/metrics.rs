@@ -145,6 +145,7 @@ impl fmt::Debug for JournalMetrics {
 struct JournalSummary {
     driver: String,
     intents: usize,
+    fullest_share: f64,
     oldest: Duration,
     stuck: usize,
 }
@@ -157,6 +158,7 @@ impl JournalMetrics {
             JournalSummary {
                 driver: driver.to_string(),
                 intents: managed.journal.intent_count(),
+                fullest_share: managed.journal.fullest_share(),
                 oldest: ages.iter().max().copied().unwrap_or_default(),
                 stuck: ages.iter().filter(|age| **age >= managed.stuck_after).count(),
             }
@@ -180,6 +182,11 @@ impl Collector for JournalMetrics {
             Ok(())
         };
         show("cofferdam_journal_intents", "Intents in the driver's journal", |of| number(of.intents))?;
+        show(
+            "cofferdam_journal_fullest_share_ratio",
+            "Largest part of its share of the driver's journal that the claims of a namespace use",
+            |of| of.fullest_share,
+        )?;
         show(
             "cofferdam_journal_oldest_intent_age_seconds",
             "Age of the oldest intent in the driver's journal",
@@ -252,6 +259,8 @@ mod tests {
             [
                 "intents{driver_name=\"a\"} 2.0",
                 "intents{driver_name=\"b\"} 1.0",
+                "fullest_share_ratio{driver_name=\"a\"} 0.00125",
+                "fullest_share_ratio{driver_name=\"b\"} 0.000625",
                 "oldest_intent_age_seconds{driver_name=\"a\"} 900.0",
                 "oldest_intent_age_seconds{driver_name=\"b\"} 60.0",
                 "stuck_intents{driver_name=\"a\"} 1.0",

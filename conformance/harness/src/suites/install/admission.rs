@@ -9,7 +9,7 @@ use kube::{Api, api::ListParams};
 use serde_json::{Value, json};
 
 use super::{Cluster, TIMEOUT};
-use crate::{account::Account, process, snapshot_crds, wait::until};
+use crate::{account::Account, process, wait::until};
 
 const DRIVER: &str = "pool.policy.cofferdam.dev";
 const NAMESPACE: &str = "cofferdam-policy";
@@ -39,6 +39,7 @@ struct PolicyCase {
     denial: Option<&'static str>,
 }
 
+/// The kinds of snapshots are served.
 pub(super) async fn check(cluster: &Cluster<'_>) -> Result<()> {
     let node_local =
         (ACCOUNT, ["provisioner", "resizer", "snapshotter"].as_slice(), ["--drivers", "node"].as_slice());
@@ -46,7 +47,6 @@ pub(super) async fn check(cluster: &Cluster<'_>) -> Result<()> {
     for (account, roles, flags) in [node_local, node_labels, (TAINT_ACCOUNT, &["startup-taint"], &[])] {
         Account::render(cluster.run, cluster.plane, account, roles, NAMESPACE, flags).await?;
     }
-    snapshot_crds::install(cluster.client()).await?;
     apply_policies(cluster, "node-local", DRIVER, ACCOUNT).await?;
     apply_policies(cluster, "node-labels", LABELS_DRIVER, LABELS_ACCOUNT).await?;
     apply_policies(cluster, "startup-taint", DRIVER, TAINT_ACCOUNT).await?;

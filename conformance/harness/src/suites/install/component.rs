@@ -27,8 +27,7 @@ const USER_GRACE_SECONDS: u32 = 30;
 /// Text in the volume of the pod that runs all the time.
 const TEXT: &str = "written before the upgrade";
 
-/// `rendered` are the objects of the cases of values.
-pub(super) async fn install(cluster: &Cluster<'_>, rendered: &[Value]) -> Result<()> {
+pub(super) async fn install(cluster: &Cluster<'_>) -> Result<()> {
     let helm = Helm::new(cluster.run, cluster.plane, HelmVersion::Three)?;
     let manifest = create_config_map(cluster, NAMESPACE, "memory", cofferdam_carried::MEMORY).await?;
     create_state_volume(cluster).await?;
@@ -41,7 +40,6 @@ pub(super) async fn install(cluster: &Cluster<'_>, rendered: &[Value]) -> Result
     cluster.wait_available(&namespaces, RELEASE).await?;
     cluster.run.add_note(&format!("a component is ready after {:.1} s", started.elapsed().as_secs_f64()))?;
     cluster.dry_run_manifests().await.context("strict dry run")?;
-    cluster.dry_run_other_kinds(rendered).await.context("strict dry run of the cases of values")?;
     match helm.run(&[&["install", "second", "CHART"], release.as_slice()].concat()).await {
         Ok(output) => bail!("a second release of the driver is installed: {output}"),
         Err(error) => {

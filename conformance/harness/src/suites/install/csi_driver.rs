@@ -35,56 +35,76 @@ const COMMAND: &str = "kubectl --namespace storage ";
 const PRINTED_IMAGE: &str = "registry.example.com/cofferdam:0.2.0";
 const SOCKET: &str = "--socket=/csi/csi.sock";
 
-pub(super) async fn install(cluster: &Cluster<'_>, node: &KubeletNode) -> Result<()> {
-    let helm = Helm::new(cluster.run, cluster.plane, HelmVersion::Four)?;
-    // The rights to read the Secret are in its namespace, which therefore exists before the release.
-    let claims = Claims::with_class(cluster.client(), USERS, RELEASE).await?;
-    let secret = ClassSecret::random(USERS)?;
-    secret.write(cluster.client()).await?;
-    let values = write_values(cluster.run, "csi-driver-values", &values(cluster, &secret)?)?;
-    let taint = format!("{DRIVER}/agent-not-ready=:NoExecute");
-    cluster.kubectl.run(&["taint", "node", NODE, &taint]).await?;
-    apply_policy(cluster).await?;
-    let started = tokio::time::Instant::now();
-    let release = ["--namespace", NAMESPACE, "--values", &values, "--take-ownership"];
-    helm.run(&[&["install", RELEASE, "CHART"], release.as_slice()].concat()).await?;
-    cluster.wait_available(&[NAMESPACE, NODE_NAMESPACE], RELEASE).await?;
-    cluster.run.add_note(&format!("a CSI driver is ready after {:.1} s", started.elapsed().as_secs_f64()))?;
-    until("the start-up taint is removed", TIMEOUT, async || {
-        let node = Api::<Node>::all(cluster.client().clone()).get(NODE).await?;
-        let taints = node.spec.and_then(|spec| spec.taints).unwrap_or_default();
-        ensure!(taints.iter().all(|taint| !taint.key.starts_with(DRIVER)), "{taints:?}");
-        Ok(())
-    })
-    .await?;
+/// An installed release with the CSI driver.
+pub(super) struct CsiDriverRelease<'a> {
+    cluster: &'a Cluster<'a>,
+    helm: Helm,
+    claims: Claims,
+}
 
-    claims.create(0..1).await?;
-    cluster.run_pod(USERS, "claim-0").await?;
-    let mut created = 1;
-    for version in [VERSIONS[1], VERSIONS[0]] {
-        let next = created + CLAIMS;
-        under_load(&claims, created..next, replace_image(cluster, version))
-            .await
-            .with_context(|| format!("the commands of {PAGE} with the image {version}"))?;
-        created = next;
+impl<'a> CsiDriverRelease<'a> {
+    /// Installs the chart on a node with a start-up taint, and runs a pod with a volume.
+    pub(super) async fn install(cluster: &'a Cluster<'a>) -> Result<Self> {
+        let helm = Helm::new(cluster.run, cluster.plane, HelmVersion::Four)?;
+        // The rights to read the Secret are in its namespace, which therefore exists before the release.
+        let claims = Claims::with_class(cluster.client(), USERS, RELEASE).await?;
+        let secret = ClassSecret::random(USERS)?;
+        secret.write(cluster.client()).await?;
+        let values = write_values(cluster.run, "csi-driver-values", &values(cluster, &secret)?)?;
+        let taint = format!("{DRIVER}/agent-not-ready=:NoExecute");
+        cluster.kubectl.run(&["taint", "node", NODE, &taint]).await?;
+        apply_policy(cluster).await?;
+        let started = tokio::time::Instant::now();
+        let release = ["--namespace", NAMESPACE, "--values", &values, "--take-ownership"];
+        helm.run(&[&["install", RELEASE, "CHART"], release.as_slice()].concat()).await?;
+        cluster.wait_available(&[NAMESPACE, NODE_NAMESPACE], RELEASE).await?;
+        let elapsed = started.elapsed().as_secs_f64();
+        cluster.run.add_note(&format!("a CSI driver is ready after {elapsed:.1} s"))?;
+        until("the start-up taint is removed", TIMEOUT, async || {
+            let node = Api::<Node>::all(cluster.client().clone()).get(NODE).await?;
+            let taints = node.spec.and_then(|spec| spec.taints).unwrap_or_default();
+            ensure!(taints.iter().all(|taint| !taint.key.starts_with(DRIVER)), "{taints:?}");
+            Ok(())
+        })
+        .await?;
+        claims.create(0..1).await?;
+        cluster.run_pod(USERS, "claim-0").await?;
+        Ok(Self { cluster, helm, claims })
     }
-    claims.delete(0..created).await?;
-    cluster.wait_without_volumes(DRIVER).await?;
-    let uninstall = ["uninstall", RELEASE, "--namespace", NAMESPACE];
-    node.remove_image(cluster.run, &images::name(VERSIONS[0])).await?;
-    let refused = async {
-        let error = helm.run(&[&uninstall[..], &["--timeout", "15s"]].concat()).await;
-        ensure!(error.is_err(), "the release was uninstalled without its check, whose image is gone");
-        Ok(())
-    };
-    let image_missing = until("the check waits for its image", TIMEOUT, async || {
-        let pods = cluster.describe_pods(NAMESPACE).await?;
-        ensure!(pods.contains("ErrImagePull") || pods.contains("ImagePullBackOff"), "{pods}");
-        Ok(())
-    });
-    tokio::try_join!(refused, image_missing)?;
-    helm.run(&[&uninstall[..], &["--no-hooks"]].concat()).await?;
-    cluster.ensure_nothing_left(RELEASE).await
+
+    /// Replaces the image, and restores the former one, each while claims are created. Deletes the claims.
+    pub(super) async fn replace_images(&self) -> Result<()> {
+        let mut created = 1;
+        for version in [VERSIONS[1], VERSIONS[0]] {
+            let next = created + CLAIMS;
+            under_load(&self.claims, created..next, replace_image(self.cluster, version))
+                .await
+                .with_context(|| format!("the commands of {PAGE} with the image {version}"))?;
+            created = next;
+        }
+        self.claims.delete(0..created).await?;
+        self.cluster.wait_without_volumes(DRIVER).await
+    }
+
+    /// Removes the image, and uninstalls the release without its check.
+    pub(super) async fn uninstall(&self, node: &KubeletNode) -> Result<()> {
+        let (cluster, helm) = (self.cluster, &self.helm);
+        let uninstall = ["uninstall", RELEASE, "--namespace", NAMESPACE];
+        node.remove_image(cluster.run, &images::name(VERSIONS[0])).await?;
+        let refused = async {
+            let error = helm.run(&[&uninstall[..], &["--timeout", "15s"]].concat()).await;
+            ensure!(error.is_err(), "the release was uninstalled without its check, whose image is gone");
+            Ok(())
+        };
+        let image_missing = until("the check waits for its image", TIMEOUT, async || {
+            let pods = cluster.describe_pods(NAMESPACE).await?;
+            ensure!(pods.contains("ErrImagePull") || pods.contains("ImagePullBackOff"), "{pods}");
+            Ok(())
+        });
+        tokio::try_join!(refused, image_missing)?;
+        helm.run(&[&uninstall[..], &["--no-hooks"]].concat()).await?;
+        cluster.ensure_nothing_left(RELEASE).await
+    }
 }
 
 /// Applies the policy of the role `startup-taint` before the rights that it restricts, which the chart

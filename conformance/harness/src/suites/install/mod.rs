@@ -5,6 +5,7 @@
 mod admission;
 mod component;
 mod csi_driver;
+mod definitions;
 mod helm;
 mod images;
 mod node_local;
@@ -45,7 +46,7 @@ use crate::{
 
 const TIMEOUT: Duration = Duration::from_secs(240);
 const NODE: &str = "node-1";
-/// Namespaces of the releases, which are installed one after the other.
+/// Namespaces of the releases `memory` and `my-array`, which are installed one after the other.
 const NAMESPACE: &str = "storage";
 const NODE_NAMESPACE: &str = "storage-node";
 /// The versions of the image.
@@ -59,27 +60,41 @@ pub(super) async fn run(run: &SuiteRun) -> Result<()> {
         ..ControlPlaneOptions::default()
     };
     let phases = Phases::default();
-    let start = async {
-        let plane = ControlPlane::start(run, options).await?;
-        let node = KubeletNode::start_at_default_root(run, &plane, NODE).await?;
-        Ok((plane, node))
+    let install = async {
+        let start = async {
+            let plane = ControlPlane::start(run, options).await?;
+            let node = KubeletNode::start_at_default_root(run, &plane, NODE).await?;
+            Ok((plane, node))
+        };
+        let ((plane, node), archive) = tokio::try_join!(
+            phases.run("start of the cluster", start),
+            phases.run("images", images::write(run)),
+        )?;
+        let kubectl = Kubectl::new(run, &plane)?;
+        let cluster = Cluster { run, kubectl: &kubectl, plane: &plane };
+        tokio::try_join!(
+            phases.run("import of the images", node.import_images(run, &archive)),
+            phases.run("definitions of snapshots", definitions::check(&cluster)),
+        )?;
+        phases.run("admission policies", admission::check(&cluster)).await?;
+        cluster.create_namespace(NAMESPACE, "restricted").await?;
+        phases.run("component", component::install(&cluster)).await?;
+        // The chart keeps it: it may have other drivers, and the next release creates its own.
+        kubectl.run(&["delete", "namespace", NODE_NAMESPACE]).await?;
+        Ok((plane, node, kubectl))
     };
-    // Helm and the compression need the CPUs, and the start mostly waits.
-    let (rendered, (plane, node), archive) = tokio::try_join!(
-        phases.run("values", values::check(run)),
-        phases.run("start of the cluster", start),
-        phases.run("images", images::write(run)),
+    // Helm renders the cases while the cluster waits for pods.
+    let (rendered, (plane, node, kubectl)) =
+        tokio::try_join!(phases.run("values", values::check(run)), install)?;
+    let cluster = Cluster { run, kubectl: &kubectl, plane: &plane };
+    let driver = phases.run("CSI driver", csi_driver::CsiDriverRelease::install(&cluster)).await?;
+    // The node has no taint any more, and still has the image.
+    tokio::try_join!(
+        phases.run("images of the CSI driver", driver.replace_images()),
+        phases.run("node-local component", node_local::install(&cluster)),
+        phases.run("strict dry run of the cases of values", cluster.dry_run_other_kinds(&rendered)),
     )?;
-    phases.run("import of the images", node.import_images(run, &archive)).await?;
-    let cluster = Cluster { run, kubectl: Kubectl::new(run, &plane)?, plane: &plane };
-    phases.run("admission policies", admission::check(&cluster)).await?;
-    cluster.create_restricted_namespace(NAMESPACE).await?;
-    phases.run("component", component::install(&cluster, &rendered)).await?;
-    phases.run("node-local component", node_local::install(&cluster)).await?;
-    // The chart keeps it: it may have other drivers, and the next release creates its own.
-    cluster.kubectl.run(&["delete", "namespace", NODE_NAMESPACE]).await?;
-    phases.run("CSI driver", csi_driver::install(&cluster, &node)).await?;
-    drop(cluster);
+    phases.run("end of the CSI driver", driver.uninstall(&node)).await?;
     let stop = async {
         node.wait_idle(run, TIMEOUT).await?;
         node.stop().await?;
@@ -105,7 +120,7 @@ impl Phases {
     fn note(&self) -> String {
         let phases = self.0.borrow();
         let times = phases.iter().map(|(name, time)| format!("{name} {:.1} s", time.as_secs_f64()));
-        format!("phases, of which the first three run concurrently: {}", times.collect::<Vec<_>>().join(", "))
+        format!("phases, some of which run concurrently: {}", times.collect::<Vec<_>>().join(", "))
     }
 }
 
@@ -127,7 +142,7 @@ fn text_field<'a>(object: &'a Value, field: &str) -> &'a str {
 struct Cluster<'a> {
     run: &'a SuiteRun,
     plane: &'a ControlPlane,
-    kubectl: Kubectl,
+    kubectl: &'a Kubectl,
 }
 
 impl Cluster<'_> {
@@ -210,9 +225,9 @@ impl Cluster<'_> {
         }
     }
 
-    /// Creates a namespace that enforces the Pod Security Standard `restricted`.
-    async fn create_restricted_namespace(&self, name: &str) -> Result<()> {
-        let labels = json!({"pod-security.kubernetes.io/enforce": "restricted"});
+    /// Creates a namespace that enforces a Pod Security Standard.
+    async fn create_namespace(&self, name: &str, standard: &str) -> Result<()> {
+        let labels = json!({"pod-security.kubernetes.io/enforce": standard});
         let object = json!({"metadata": {"name": name, "labels": labels}});
         Api::<Namespace>::all(self.client().clone())
             .create(&PostParams::default(), &serde_json::from_value(object)?)

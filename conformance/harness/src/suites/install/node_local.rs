@@ -4,7 +4,7 @@ use anyhow::{Context as _, Result};
 use serde_json::{Value, json};
 
 use super::{
-    Cluster, NAMESPACE, NODE_NAMESPACE,
+    Cluster,
     component::create_config_map,
     helm::{Helm, HelmVersion, write_values},
 };
@@ -12,11 +12,16 @@ use crate::claims::Claims;
 
 const RELEASE: &str = "pool";
 const DRIVER: &str = "pool.cofferdam.dev";
+/// Namespaces of the release.
+const NAMESPACE: &str = "local-storage";
+const NODE_NAMESPACE: &str = "local-storage-node";
 /// Namespace of the claim and the pod.
 const USERS: &str = "local-users";
 
 pub(super) async fn install(cluster: &Cluster<'_>) -> Result<()> {
     let helm = Helm::new(cluster.run, cluster.plane, HelmVersion::Four)?;
+    cluster.create_namespace(NAMESPACE, "restricted").await?;
+    cluster.create_namespace(NODE_NAMESPACE, "privileged").await?;
     let manifest = create_config_map(cluster, NODE_NAMESPACE, "pool", cofferdam_carried::POOL).await?;
     let values = write_values(cluster.run, "node-local-values", &values(cluster)?)?;
     let release = ["--namespace", NAMESPACE, "--values", &values, "--set-file", &manifest];

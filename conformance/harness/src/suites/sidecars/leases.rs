@@ -43,12 +43,12 @@ const NODE: &str = "node-1";
 const LATENCY: &str = "--latency=200ms";
 /// Number of rounds of Cofferdam without the variable `ROUNDS`.
 const ROUNDS: usize = 2;
-/// Minimum number of claims. One of four is attached.
+/// Minimum number of claims. One of five is attached.
 const MIN_CLAIMS: usize = 1_000;
-/// Time without a load in which the writes of the Leases are counted.
-const IDLE: Duration = Duration::from_secs(20);
-/// Maximum number of writes of each Lease per second without a load.
-const IDLE_WRITES_PER_SECOND: f64 = 0.2;
+/// Time without a fault in which the writes of the Leases are counted.
+const QUIET: Duration = Duration::from_secs(20);
+/// Maximum number of writes of each Lease per second without a fault.
+const WRITES_PER_SECOND: f64 = 0.2;
 
 pub(in crate::suites) async fn run(run: &SuiteRun) -> Result<()> {
     let parts = [
@@ -120,20 +120,18 @@ async fn compete(
             faults.play_round(&mut handled).await.with_context(|| format!("round {round}"))?;
         }
         load.stop();
-        Ok(handled)
+        // The load causes no writes of a Lease.
+        let writes = count_lease_writes(run, implementation).await?;
+        Ok((handled, writes))
     };
     let work = async {
-        let (handled, ()) = tokio::try_join!(played, load.run())?;
-        let clean = async {
-            until("nothing is left", TIMEOUT, async || ensure_nothing_left(&plane, &claims, &driver).await)
-                .await
-                .or_else(|error| if is_cofferdam { Err(error) } else { Ok(()) })
-        };
-        // The load has ended: only the journal may still be written.
-        let (idle, ()) = tokio::try_join!(count_idle_writes(run, implementation), clean)?;
-        anyhow::Ok((handled, idle))
+        let (played, ()) = tokio::try_join!(played, load.run())?;
+        until("nothing is left", TIMEOUT, async || ensure_nothing_left(&plane, &claims, &driver).await)
+            .await
+            .or_else(|error| if is_cofferdam { Err(error) } else { Ok(()) })?;
+        anyhow::Ok(played)
     };
-    let (handled, idle) = tokio::select! {
+    let (handled, writes) = tokio::select! {
         finished = work => finished?,
         ended = replica::supervise(&replicas) => {
             ended?;
@@ -142,7 +140,7 @@ async fn compete(
     };
 
     let overlaps = log.overlaps(&load.names())?;
-    for note in Fault::ALL.iter().filter_map(|fault| summary(*fault, &handled)).chain(idle) {
+    for note in Fault::ALL.iter().filter_map(|fault| summary(*fault, &handled)).chain(writes) {
         add_note(&note)?;
     }
     let restarts: usize = replicas.iter().map(|replica| replica.restarts.get()).sum();
@@ -175,28 +173,28 @@ async fn ensure_nothing_left(plane: &ControlPlane, claims: &Claims, driver: &Csi
     Ok(())
 }
 
-/// Counts the writes of each Lease without a load. Returns notes.
-async fn count_idle_writes(run: &SuiteRun, implementation: Implementation) -> Result<Vec<String>> {
+/// Counts the writes of each Lease without a fault. Returns notes.
+async fn count_lease_writes(run: &SuiteRun, implementation: Implementation) -> Result<Vec<String>> {
     let slots: &[Slot] = match implementation {
         Implementation::Cofferdam => &[PROVISIONER, ATTACHER],
         Implementation::Upstream => &[PROVISIONER],
     };
     let mut tail = AuditTail::new(run.log("audit"))?;
-    tokio::time::sleep(IDLE).await;
+    tokio::time::sleep(QUIET).await;
     let events = tail.read()?;
     let mut notes = Vec::new();
     for slot in slots {
         let lease = slot.lease(DRIVER);
         let writes = events.iter().filter(|event| event.is_write() && event.is_of("leases", &lease)).count();
         // Writes at both ends of the time belong to it.
-        let most = IDLE_WRITES_PER_SECOND * IDLE.as_secs_f64() + 1.0;
+        let most = WRITES_PER_SECOND * QUIET.as_secs_f64() + 1.0;
         #[expect(clippy::cast_precision_loss, reason = "a small number")]
         let number = writes as f64;
         ensure!(
             writes > 0 && number <= most || implementation == Implementation::Upstream,
-            "{writes} writes of the Lease {lease} in {IDLE:?} without a load: expected 1 to {most}"
+            "{writes} writes of the Lease {lease} in {QUIET:?} without a fault: expected 1 to {most}"
         );
-        notes.push(format!("{writes} writes of the Lease {lease} in {} s without a load", IDLE.as_secs()));
+        notes.push(format!("{writes} writes of the Lease {lease} in {} s without a fault", QUIET.as_secs()));
     }
     Ok(notes)
 }

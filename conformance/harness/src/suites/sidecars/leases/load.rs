@@ -25,7 +25,7 @@ use crate::{claims::Claims, retry};
 /// Claims that exist at the same time.
 const CONCURRENT_CLAIMS: usize = 200;
 /// One of this number of volumes is attached.
-const CLAIMS_PER_ATTACHMENT: usize = 4;
+const CLAIMS_PER_ATTACHMENT: usize = 5;
 const CONCURRENT_REQUESTS: usize = 30;
 /// Time between two reads of all objects.
 const INTERVAL: Duration = Duration::from_millis(200);
