@@ -172,12 +172,12 @@ async fn replace_during_creation(
     let mut created = SNAPSHOTS - READY_AT_SWAPS.len() * CREATED_AT_SWAP;
     snapshots.create(0..created, CLAIMS).await?;
     controllers.start(initial).await?;
-    let mut unready = [0; READY_AT_SWAPS.len()];
-    for (index, next) in [initial.other(), initial].into_iter().enumerate() {
-        snapshots.wait_ready(READY_AT_SWAPS[index], TIMEOUT).await?;
+    let mut unready = Vec::new();
+    for (ready, next) in READY_AT_SWAPS.into_iter().zip([initial.other(), initial]) {
+        snapshots.wait_ready(ready, TIMEOUT).await?;
         controllers.kill().await?;
         // On a slow machine all of them may be ready when the processes are killed.
-        unready[index] = snapshots.count_unready().await?;
+        unready.push(snapshots.count_unready().await?);
         snapshots.create(created..created + CREATED_AT_SWAP, CLAIMS).await?;
         created += CREATED_AT_SWAP;
         controllers.start(next).await?;
