@@ -133,7 +133,7 @@ impl<K: Indexed> Reflector<'_, K> {
                     }
                 }
                 Ok(Err(restored)) => return restored,
-                Err(ApiError::NotFound(_)) if K::OPTIONAL => {
+                Err(ApiError::NotServed(_)) if K::OPTIONAL => {
                     if !std::mem::replace(&mut is_missing, true) {
                         self.log_missing_kind();
                     }
@@ -184,7 +184,7 @@ impl<K: Indexed> Reflector<'_, K> {
                         self.store.observe_version(now);
                     }
                     // The kind may be removed: the list tells.
-                    Err(ApiError::NotFound(_)) if K::OPTIONAL => return Ok(()),
+                    Err(ApiError::NotServed(_)) if K::OPTIONAL => return Ok(()),
                     Err(error) => {
                         self.back_off(failures, "watch", &error).await;
                         if *failures > 1 {

@@ -5,7 +5,9 @@ mod common;
 
 use std::{sync::Arc, time::Duration};
 
-use cofferdam_cluster::{Event, EventSink, EventType, ObjectReference, OrphanReport, metrics::Metrics};
+use cofferdam_cluster::{
+    Event, EventSink, EventType, Kind as _, ObjectReference, OrphanReport, metrics::Metrics,
+};
 use common::{FaultyApi, api, get};
 use tokio_util::sync::CancellationToken;
 

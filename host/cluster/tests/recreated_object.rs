@@ -10,6 +10,11 @@ use http::{Request, Response};
 use http_body_util::Full;
 use kube::client::Body;
 
+const NOT_FOUND: &str = r#"{
+    "kind": "Status", "reason": "NotFound", "code": 404,
+    "details": {"name": "c", "kind": "persistentvolumeclaims"}
+}"#;
+
 fn claim(uid: &str, version: u64) -> Claim {
     let json = serde_json::json!({
         "metadata": {"name": "c", "namespace": "default", "uid": uid, "resourceVersion": version.to_string()},
@@ -29,8 +34,7 @@ async fn a_late_404_does_not_remove_a_recreated_object() {
         async move {
             cache.claims.delete(&ClaimKey::new("default", "c"), &"old".into(), ResourceVersion(6));
             cache.claims.apply(Ok(claim("new", 7)));
-            let body = r#"{"kind":"Status","reason":"NotFound","code":404}"#;
-            let body = Full::new(Bytes::from(body));
+            let body = Full::new(Bytes::from(NOT_FOUND));
             Ok::<_, Infallible>(Response::builder().status(404).body(body).unwrap())
         }
     });
@@ -43,7 +47,7 @@ async fn a_late_404_does_not_remove_a_recreated_object() {
     assert_eq!(uid(&cache), Some("new".into()));
     // A cached object that does not exist is removed.
     let not_found_service = tower::service_fn(|_: Request<Body>| async {
-        let body = Full::new(Bytes::from(r#"{"kind":"Status","reason":"NotFound","code":404}"#));
+        let body = Full::new(Bytes::from(NOT_FOUND));
         Ok::<_, Infallible>(Response::builder().status(404).body(body).unwrap())
     });
     let client = kube::Client::new(not_found_service, "default");

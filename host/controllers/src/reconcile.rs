@@ -60,6 +60,7 @@ pub(crate) async fn action_for_write_error<K: CachedKind>(
             }
         }
         ApiError::TermEnded(_)
+        | ApiError::NotServed(_)
         | ApiError::Refused { .. }
         | ApiError::Unavailable { .. }
         | ApiError::InvalidResponse { .. } => {

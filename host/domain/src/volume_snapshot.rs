@@ -107,6 +107,11 @@ impl VolumeSnapshot {
         self.status.as_ref().is_some_and(|status| status.ready == Some(true))
     }
 
+    /// Returns `true` if the driver has taken the snapshot: the status has its time.
+    pub fn is_taken(&self) -> bool {
+        self.status.as_ref().is_some_and(|status| status.creation_time.is_some())
+    }
+
     /// Returns `true` for a member of a VolumeGroupSnapshot.
     pub fn is_group_member(&self) -> bool {
         self.status.as_ref().is_some_and(|status| status.in_group)

@@ -16,6 +16,9 @@ pub enum ApiError {
     /// The object, its namespace or its kind does not exist (404).
     #[error("{0} does not exist")]
     NotFound(String),
+    /// The API server does not serve the kind. The object may exist.
+    #[error("{0}: the API server does not serve this kind")]
+    NotServed(String),
     /// An object of that name exists.
     #[error("{0} already exists")]
     AlreadyExists(String),
@@ -108,7 +111,9 @@ impl ApiError {
                 Some(details) if details.kind == "namespaces" && !target.starts_with("Namespace ") => {
                     Self::NotFound(format!("namespace {} of {target}", details.name))
                 }
-                _ => Self::NotFound(target),
+                Some(details) if !details.name.is_empty() => Self::NotFound(target),
+                // The API server does not serve the kind: it names no object, or returns a text.
+                Some(_) | None => Self::NotServed(target),
             },
             (StatusCode::REQUEST_TIMEOUT | StatusCode::TOO_MANY_REQUESTS, _) => {
                 Self::Unavailable { target, message }
@@ -144,6 +149,19 @@ mod tests {
             let error = ApiError::from_response(StatusCode::NOT_FOUND, body.as_bytes(), target, false);
             assert!(matches!(error, ApiError::NotFound(_)));
             assert_eq!(error.to_string(), expected);
+        }
+    }
+
+    #[test]
+    fn a_kind_that_is_not_served_is_no_missing_object() {
+        for body in [
+            "404 page not found\n",
+            r#"{"reason":"NotFound","message":"the server could not find the requested resource","details":{}}"#,
+            r#"{"reason":"NotFound"}"#,
+        ] {
+            let target = "VolumeSnapshot ns/s";
+            let error = ApiError::from_response(StatusCode::NOT_FOUND, body.as_bytes(), target, false);
+            assert!(matches!(error, ApiError::NotServed(_)), "{body}: {error}");
         }
     }
 }

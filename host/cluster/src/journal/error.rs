@@ -47,6 +47,7 @@ pub(super) fn journal_error(error: &ApiError) -> JournalError {
         ApiError::Refused { .. } => JournalError::Refused(error.to_string()),
         ApiError::Conflict(_)
         | ApiError::NotFound(_)
+        | ApiError::NotServed(_)
         | ApiError::AlreadyExists(_)
         | ApiError::TermEnded(_)
         | ApiError::Unavailable { .. }

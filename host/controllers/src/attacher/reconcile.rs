@@ -442,6 +442,7 @@ impl Attacher {
             ApiError::Refused { .. } => self.fail(attachment, error.to_string().into()).await,
             ApiError::Conflict(_)
             | ApiError::NotFound(_)
+            | ApiError::NotServed(_)
             | ApiError::AlreadyExists(_)
             | ApiError::TermEnded(_)
             | ApiError::Unavailable { .. }

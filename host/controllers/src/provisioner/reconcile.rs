@@ -524,6 +524,8 @@ impl Provisioner {
                     Some(self.reschedule(uid, &node, message).await)
                 }
                 ProvisionVerdict::WaitForSource { source, message } => {
+                    // If the source has changed meanwhile, the next decision needs its present state.
+                    live_snapshot = None;
                     self.wait_for_source(uid, &source, message)
                 }
                 ProvisionVerdict::ReadSnapshot(key) => match self.read_snapshot(uid, &key).await {

@@ -3,6 +3,8 @@
 //!
 //! These changes do not count:
 //! - A content is created for a VolumeSnapshot that does not exist here: it was copied from another cluster.
+//! - The content of a VolumeSnapshot that does not exist is annotated for its deletion: administrators do so,
+//!   as the event `SnapshotMissing` says.
 //! - A field is removed: `metadata.managedFields` does not show who removed it.
 
 use cofferdam_cluster::{ApiError, Cache, Change, Writer, api::FIELD_MANAGER, field_managers};
@@ -29,7 +31,11 @@ pub(super) fn content_field(cache: &Cache, change: &Change<VolumeSnapshotContent
     }
     let is_marked =
         |content: &VolumeSnapshotContent| content.meta.has_annotation(names::SNAPSHOT_BEING_DELETED);
-    (is_marked(new) && !is_marked(old)).then_some(BEING_DELETED)
+    if !is_marked(new) || is_marked(old) {
+        return None;
+    }
+    let snapshot = cache.snapshots.get(&new.snapshot.key).into_object()?;
+    (snapshot.meta.deleting && new.is_bound_to(&snapshot)).then_some(BEING_DELETED)
 }
 
 /// Field manager of upstream's snapshot-controller: the name of the program.
@@ -88,12 +94,25 @@ mod tests {
             ("created by an administrator", None, Some(unbound.clone()), None),
             ("copied from another cluster", None, Some(content("snapcontent-2", Some("2"), &none)), None),
             ("bound", Some(&unbound), Some(content("existing", Some("1"), &none)), Some(UID)),
-            ("marked", Some(&bound), Some(content("snapcontent-1", Some("1"), &marked)), Some(BEING_DELETED)),
+            ("marked by an administrator", Some(&bound), Some(content("snapcontent-1", Some("1"), &marked)), None),
             ("written by csi-snapshotter", Some(&bound), Some(content("snapcontent-1", Some("1"), &created)), None),
             ("deleted", Some(&bound), None, None),
         ];
         for (name, old, new, expected) in table {
             assert_eq!(content_field(&cache, &change(old, new.as_ref())), expected, "{name}");
+        }
+        let deleting = json!({
+            "metadata": {"namespace": "default", "name": "s", "uid": "1", "resourceVersion": "2",
+                "deletionTimestamp": "2026-01-01T00:00:00Z", "finalizers": ["a/b"]},
+            "spec": {"source": {"persistentVolumeClaimName": "p"}},
+        });
+        assert!(cache.snapshots.apply(Ok(decode::object(&deleting.to_string()).unwrap().unwrap())));
+        for (name, uid, expected) in
+            [("marked", "1", Some(BEING_DELETED)), ("marked, of another VolumeSnapshot", "2", None)]
+        {
+            let old = content("snapcontent-1", Some(uid), &none);
+            let new = content("snapcontent-1", Some(uid), &marked);
+            assert_eq!(content_field(&cache, &change(Some(&old), Some(&new))), expected, "{name}");
         }
     }
 }

@@ -238,6 +238,10 @@ impl SnapshotController {
     async fn reconcile_snapshot(&self, key: &VolumeSnapshotKey) -> Action {
         for _ in 0..MAX_EFFECTS {
             let Lookup::Found(snapshot) = self.context.cache.snapshots.get(key) else { return Action::Done };
+            // Without the kind, contents seem to be missing, and no change of one enqueues the VolumeSnapshot.
+            if !self.context.cache.snapshot_contents.is_served() {
+                return Action::RequeueAfter(KIND_CHECK_INTERVAL);
+            }
             let verdict = rules::decide_snapshot(&self.context.cache, &snapshot);
             self.start_operations(&snapshot, &verdict);
             let done = match verdict {
@@ -267,12 +271,17 @@ impl SnapshotController {
                 SnapshotVerdict::AddClaimFinalizer(claim) => {
                     let text = format!("adds the finalizer of claim {}, the source of a snapshot", claim.key);
                     let write = self.context.writer.add_finalizer(&*claim, names::SNAPSHOT_CLAIM_PROTECTION);
-                    if let Err(error) = self.record(key, &text, write).await {
-                        self.emit_error(&snapshot, "ErrorPVCFinalizer", &error);
-                        return action_for_write_error::<Claim>(&self.context.writer, &claim.key, &error)
-                            .await;
+                    match self.record(key, &text, write).await {
+                        Ok(_) => Ok(()),
+                        Err(error @ ApiError::Refused { .. }) => {
+                            let failure = SnapshotFailure::new(rules::CREATION_FAILED, error.to_string());
+                            return self.fail(&snapshot, failure).await;
+                        }
+                        Err(error) => {
+                            let writer = &self.context.writer;
+                            return action_for_write_error::<Claim>(writer, &claim.key, &error).await;
+                        }
                     }
-                    Ok(())
                 }
                 SnapshotVerdict::CreateContent { class, volume } => {
                     match self.create_content(&snapshot, &class, &volume).await {
@@ -282,6 +291,10 @@ impl SnapshotController {
                 }
                 SnapshotVerdict::BindContent(content) => {
                     let bound = self.bind_content(&snapshot, &content).await;
+                    if let Err(error @ ApiError::Refused { .. }) = bound {
+                        let failure = SnapshotFailure::new("SnapshotBindFailed", error.to_string());
+                        return self.fail(&snapshot, failure).await;
+                    }
                     match self.after_content_write(&snapshot, &content, "SnapshotBindFailed", bound).await {
                         None => Ok(()),
                         Some(action) => return action,
@@ -427,6 +440,10 @@ impl SnapshotController {
             Err(error) => {
                 if !matches!(error, ApiError::AlreadyExists(_)) {
                     self.emit_error(snapshot, "CreateSnapshotContentFailed", &error);
+                }
+                if matches!(error, ApiError::Refused { .. }) {
+                    let failure = SnapshotFailure::new(rules::CREATION_FAILED, error.to_string());
+                    return Err(self.fail(snapshot, failure).await);
                 }
                 let writer = &self.context.writer;
                 Err(action_for_write_error::<VolumeSnapshotContent>(writer, &name, &error).await)
@@ -667,7 +684,8 @@ impl SnapshotController {
         let Lookup::Found(claim) = self.context.cache.claims.get(key) else { return Action::Done };
         let cache = &self.context.cache;
         // Without the kind, no change of a VolumeSnapshot enqueues the claim.
-        if has_finalizer(&claim) && !cache.snapshots.is_served() {
+        let is_served = cache.snapshots.is_served() && cache.snapshot_contents.is_served();
+        if has_finalizer(&claim) && !is_served {
             return Action::RequeueAfter(KIND_CHECK_INTERVAL);
         }
         let Some(index) = rules::removable_claim_finalizer(cache, &claim) else { return Action::Done };
@@ -677,7 +695,13 @@ impl SnapshotController {
         let text = format!("removes the finalizer of claim {key}, the source of a snapshot");
         match self.context.recorders.of_claim(key).record_effect(&text, write).await {
             Ok(_) => Action::Done,
-            Err(error) => action_for_write_error::<Claim>(&self.context.writer, key, &error).await,
+            Err(error) => {
+                if matches!(error, ApiError::Refused { .. }) {
+                    let event = EventSpec::warning("ErrorPVCFinalizer", error.to_string());
+                    self.context.events.emit(&*claim, COMPONENT, event);
+                }
+                action_for_write_error::<Claim>(&self.context.writer, key, &error).await
+            }
         }
     }
 }

@@ -173,11 +173,7 @@ fn decide_live(cache: &Cache, snapshot: &VolumeSnapshot) -> Result<SnapshotVerdi
                 Err(SnapshotFailure::of(dependency, "SnapshotMisbound", message))
             }
             Lookup::Undecodable(_) => Ok(SnapshotVerdict::NoAction("the content cannot be decoded")),
-            Lookup::Missing => {
-                let message = format!("VolumeSnapshotContent {name} is missing");
-                let dependency = Dependency::Content(name.clone());
-                Err(SnapshotFailure::of(dependency, "SnapshotContentMissing", message))
-            }
+            Lookup::Missing => Err(content_missing(snapshot, name)),
         };
     }
 
@@ -187,10 +183,24 @@ fn decide_live(cache: &Cache, snapshot: &VolumeSnapshot) -> Result<SnapshotVerdi
         VolumeSnapshotSource::Claim(claim) => match cache.snapshot_contents.get(&content_name(snapshot)) {
             Lookup::Found(content) => decide_dynamic(snapshot, &content),
             Lookup::Undecodable(_) => Ok(SnapshotVerdict::NoAction("the content cannot be decoded")),
+            Lookup::Missing if snapshot.is_taken() => Err(content_missing(snapshot, &content_name(snapshot))),
             Lookup::Missing => decide_new(cache, &claim_key(snapshot, claim), class),
         },
         VolumeSnapshotSource::Invalid(_) => Ok(SnapshotVerdict::NoAction("the source is invalid")),
     }
+}
+
+/// The failure of a snapshot that was taken, and whose content does not exist.
+fn content_missing(snapshot: &VolumeSnapshot, name: &VolumeSnapshotContentName) -> SnapshotFailure {
+    let consequence = match snapshot.source {
+        VolumeSnapshotSource::Claim(_) => {
+            ": the snapshot is not taken again, because it would have the present data; expected a new \
+             VolumeSnapshot"
+        }
+        VolumeSnapshotSource::Content(_) | VolumeSnapshotSource::Invalid(_) => "",
+    };
+    let message = format!("VolumeSnapshotContent {name} is missing{consequence}");
+    SnapshotFailure::of(Dependency::Content(name.clone()), "SnapshotContentMissing", message)
 }
 
 fn claim_key(snapshot: &VolumeSnapshot, claim: &str) -> ClaimKey {
@@ -285,12 +295,12 @@ fn find_claim(cache: &Cache, key: &ClaimKey, reason: &'static str) -> Result<Arc
     Err(SnapshotFailure::of(dependency, reason, format!("claim {key} {problem}")))
 }
 
-/// The name of the content of a VolumeSnapshot: the one that the status names, or the source, or the one that
-/// is created for it.
+/// The name of the content of a VolumeSnapshot: its source, or the one that is created for it. The status is
+/// not used: a user who may write it could hide the content from the deletion.
 pub(super) fn expected_content_name(snapshot: &VolumeSnapshot) -> VolumeSnapshotContentName {
-    match (&snapshot.source, snapshot.bound_content()) {
-        (_, Some(name)) | (VolumeSnapshotSource::Content(name), None) => name.clone(),
-        (VolumeSnapshotSource::Claim(_) | VolumeSnapshotSource::Invalid(_), None) => content_name(snapshot),
+    match &snapshot.source {
+        VolumeSnapshotSource::Content(name) => name.clone(),
+        VolumeSnapshotSource::Claim(_) | VolumeSnapshotSource::Invalid(_) => content_name(snapshot),
     }
 }
 
@@ -495,12 +505,13 @@ fn restore_pending(claim: &ClaimKey, is_protected: bool) -> String {
 /// being created.
 pub fn removable_claim_finalizer(cache: &Cache, claim: &Claim) -> Option<usize> {
     let index = claim.meta.finalizer_index(names::SNAPSHOT_CLAIM_PROTECTION)?;
-    if !cache.snapshots.is_served() {
+    if !cache.snapshots.is_served() || !cache.snapshot_contents.is_served() {
         return None;
     }
     let snapshots = cache.snapshots_of_claim(&claim.key);
     let is_used = snapshots.iter().any(|snapshot| {
-        !snapshot.is_ready() && (!snapshot.meta.deleting || find_content(cache, snapshot).is_some())
+        let may_be_taken = !snapshot.meta.deleting && !snapshot.is_taken();
+        !snapshot.is_ready() && (may_be_taken || find_content(cache, snapshot).is_some())
     });
     (!is_used).then_some(index)
 }

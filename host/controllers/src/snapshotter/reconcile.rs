@@ -155,8 +155,8 @@ impl Snapshotter {
     }
 
     /// Enqueues the contents that may wait for a class.
-    fn class_changed(&self, _: &Change<VolumeSnapshotClass>) {
-        self.enqueue(|content| !content.is_ready());
+    fn class_changed(&self, change: &Change<VolumeSnapshotClass>) {
+        self.enqueue(|content| !content.is_ready() && content.class.as_ref() == Some(&change.key));
     }
 
     fn restore_marker_changed(&self, _: &Change<RestoreMarker>) {
@@ -299,6 +299,7 @@ impl Snapshotter {
         }
         match written {
             Ok(_) => Ok(()),
+            Err(error @ ApiError::Refused { .. }) => Err(self.fail(content, error.to_string(), None).await),
             Err(error) => Err(self.action_for_error(content, &error).await),
         }
     }

@@ -186,10 +186,11 @@ pub fn undecodable(other: &VolumeSnapshotContentName, handle: &SnapshotHandle) -
     )
 }
 
-/// Returns true if a content is being deleted and may be: it is unbound, or its VolumeSnapshot is being
-/// deleted, too.
+/// Returns true if a content is being deleted and may be: its existing snapshot is unbound, or its
+/// VolumeSnapshot is being deleted, too. Source: csi-snapshotter's `shouldDelete`.
 pub fn is_deleting(content: &VolumeSnapshotContent) -> bool {
-    let is_unbound = content.snapshot.uid.is_none();
+    let is_existing = matches!(content.source, SnapshotContentSource::Snapshot(_));
+    let is_unbound = is_existing && content.snapshot.uid.is_none();
     content.meta.deleting && (is_unbound || content.meta.has_annotation(names::SNAPSHOT_BEING_DELETED))
 }
 

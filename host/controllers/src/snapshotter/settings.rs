@@ -18,7 +18,7 @@ pub struct SnapshotSettings {
     /// Writes the volumeMode of the source to new contents, and rejects a claim whose volumeMode is not that
     /// of its snapshot's source (`--prevent-volume-mode-conversion`).
     pub prevent_volume_mode_conversion: bool,
-    /// Reads the Nodes that match the node affinity of a source volume, and writes the name of the first one
+    /// Reads the Nodes that match the node affinity of a source volume, and writes the name of the only one
     /// to the label `snapshot.storage.kubernetes.io/managed-by` of new contents
     /// (`--enable-distributed-snapshotting`).
     pub distributed: bool,

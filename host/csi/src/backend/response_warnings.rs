@@ -22,6 +22,7 @@ pub(super) struct WarningsLogged {
     long_id: AtomicBool,
     long_map: AtomicBool,
     topology: AtomicBool,
+    snapshot_ids: AtomicBool,
 }
 
 /// Checks the responses of one driver, and logs warnings.
@@ -54,6 +55,20 @@ impl ResponseWarnings {
     /// As [`Self::check_id`], for the keys and values of a map, and CSI's limit for maps.
     pub(super) fn check_map(&self, field: &str, map: &Parameters, redactor: &Redactor) {
         self.log(self.map_warnings(field, map, redactor));
+    }
+
+    /// Logs a warning the first time that the snapshot in a response has another source or another handle
+    /// than the request. Some drivers use several forms of one id, and csi-snapshotter does not compare them.
+    pub(super) fn warn_of_other_id(&self, field: &str, returned: &str, expected: &str) {
+        self.log(self.other_id_warning(field, returned, expected).into_iter().collect());
+    }
+
+    fn other_id_warning(&self, field: &str, returned: &str, expected: &str) -> Option<String> {
+        let is_first = returned != expected && !self.logged.snapshot_ids.swap(true, Ordering::Relaxed);
+        is_first.then(|| {
+            let returned = printable(returned);
+            format!("a snapshot with the {field} {returned:?}; the request has {expected:?}, which is used")
+        })
     }
 
     fn log(&self, warnings: Vec<String>) {
@@ -130,6 +145,16 @@ mod tests {
 
     fn map(key: &str, value: &str) -> Parameters {
         [(key.to_owned(), value.to_owned())].into()
+    }
+
+    #[test]
+    fn another_id_of_a_snapshot_is_reported_once() {
+        let warnings = warnings();
+        let other = |returned| warnings.other_id_warning("source", returned, "v/array/iscsi");
+        assert_eq!(other("v/array/iscsi"), None);
+        let text = "a snapshot with the source \"v\"; the request has \"v/array/iscsi\", which is used";
+        assert_eq!(other("v").as_deref(), Some(text));
+        assert_eq!(other("v"), None);
     }
 
     #[test]

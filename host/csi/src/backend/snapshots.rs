@@ -43,9 +43,11 @@ impl CsiBackend {
         let source = request.source.clone();
         let warnings = self.response_warnings();
         let convert = move |found: v1::CreateSnapshotResponse, redactor: &Redactor| {
-            let snapshot = response::snapshot(found.snapshot)?;
+            let mut snapshot = response::snapshot(found.snapshot)?;
             warnings.check_id("snapshot handle", snapshot.handle.as_str(), redactor);
-            checks::check_same_handle("source", &source, &snapshot.source).map(|()| snapshot)
+            warnings.warn_of_other_id("source", snapshot.source.as_str(), source.as_str());
+            snapshot.source = source;
+            Ok(snapshot)
         };
         let spec = CallSpec::create_snapshot(&request, convert);
         let message = v1::CreateSnapshotRequest {
@@ -109,11 +111,16 @@ impl CsiBackend {
             secrets: self.secrets(&call),
             ..v1::ListSnapshotsRequest::default()
         };
-        let requested = handle.clone();
+        let (requested, warnings) = (handle.clone(), self.response_warnings());
         let convert = move |found: v1::ListSnapshotsResponse, _: &Redactor| {
-            let page = response::snapshot_page(found, &PageRequest::default(), None)?;
-            let Some(snapshot) = page.snapshots.into_iter().next() else { return Ok(None) };
-            checks::check_same_handle("snapshot", &requested, &snapshot.handle).map(|()| Some(snapshot))
+            let mut snapshots = response::snapshot_page(found, &PageRequest::default(), None)?.snapshots;
+            if let [snapshot] = snapshots.as_mut_slice() {
+                warnings.warn_of_other_id("handle", snapshot.handle.as_str(), requested.as_str());
+                snapshot.handle = requested;
+                return Ok(snapshots.pop());
+            }
+            // A driver that ignores the filter lists all of its snapshots.
+            Ok(snapshots.into_iter().find(|snapshot| snapshot.handle == requested))
         };
         let spec = CallSpec::list_snapshots(convert);
         let found = self.call(call, spec, CsiRequest::new(message, list_snapshots)).await?;

@@ -447,6 +447,16 @@ async fn snapshot_is_created_and_found_without_get_snapshot() {
     let found = backend.create_snapshot(call(), request).await.unwrap();
     assert_eq!((found.handle.as_str(), found.size, found.created_at_ms), ("s", None, 2_500));
     assert!(!found.ready && found.group.is_none());
+    // csi-powerstore gets `v/array/protocol` as the source, and returns `v`.
+    driver.queue_reply(path, message_reply(&v1::CreateSnapshotResponse { snapshot: Some(snapshot("t")) }));
+    let request = CreateSnapshot {
+        name: "m".to_owned(),
+        source: "v/array/iscsi".into(),
+        parameters: map(&[]),
+        owner: None,
+    };
+    let found = backend.create_snapshot(call(), request).await.unwrap();
+    assert_eq!((found.handle.as_str(), found.source.as_str()), ("t", "v/array/iscsi"));
 
     // A driver without GET_SNAPSHOT gets a ListSnapshots with the id.
     driver.set_controller_capabilities(&[1, 5, 6]);
@@ -464,8 +474,15 @@ async fn snapshot_is_created_and_found_without_get_snapshot() {
     driver.queue_reply(LIST_SNAPSHOTS_METHOD, listed(Vec::new()));
     let error = backend.get_snapshot(call(), "s".into()).await.unwrap_err();
     assert_eq!((error.kind, error.finality), (ErrorKind::NotFound, Finality::Final));
-    driver.queue_reply(LIST_SNAPSHOTS_METHOD, listed(vec![snapshot("other")]));
-    assert_eq!(backend.get_snapshot(call(), "s".into()).await.unwrap_err().kind, ErrorKind::Internal);
+    // One snapshot is the requested one, also if the driver returns a short form of its id.
+    driver.queue_reply(LIST_SNAPSHOTS_METHOD, listed(vec![snapshot("s")]));
+    let found = backend.get_snapshot(call(), "s/array/iscsi".into()).await.unwrap();
+    assert_eq!(found.handle.as_str(), "s/array/iscsi");
+    // A driver that ignores the id lists all.
+    driver.queue_reply(LIST_SNAPSHOTS_METHOD, listed(vec![snapshot("other"), snapshot("s")]));
+    assert_eq!(backend.get_snapshot(call(), "s".into()).await.unwrap().handle.as_str(), "s");
+    driver.queue_reply(LIST_SNAPSHOTS_METHOD, listed(vec![snapshot("other"), snapshot("another")]));
+    assert_eq!(backend.get_snapshot(call(), "s".into()).await.unwrap_err().kind, ErrorKind::NotFound);
 }
 
 #[tokio::test]

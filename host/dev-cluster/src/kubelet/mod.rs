@@ -419,6 +419,7 @@ impl Kubelet {
                 }
             }
             ApiError::TermEnded(_)
+            | ApiError::NotServed(_)
             | ApiError::Refused { .. }
             | ApiError::Unavailable { .. }
             | ApiError::InvalidResponse { .. } => {

@@ -307,6 +307,7 @@ impl Scheduler {
             ApiError::Conflict(_) | ApiError::NotFound(_) => Action::Requeue,
             ApiError::AlreadyExists(_)
             | ApiError::TermEnded(_)
+            | ApiError::NotServed(_)
             | ApiError::Refused { .. }
             | ApiError::Unavailable { .. }
             | ApiError::InvalidResponse { .. } => {

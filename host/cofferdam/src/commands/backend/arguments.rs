@@ -33,7 +33,9 @@ impl Arguments {
     }
 
     pub(crate) fn name(&mut self) -> Result<String, BackendCommandError> {
-        self.remaining.volume_name.take().ok_or_else(|| self.missing("--volume-name NAME"))
+        let flag =
+            if self.function.contains("snapshots.") { "--snapshot-name NAME" } else { "--volume-name NAME" };
+        self.remaining.volume_name.take().ok_or_else(|| self.missing(flag))
     }
 
     pub(crate) fn handle(&mut self) -> Result<String, BackendCommandError> {

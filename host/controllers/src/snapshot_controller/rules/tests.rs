@@ -85,7 +85,8 @@ impl Fixture {
         let cache = Cache::default();
         let version = cofferdam_domain::ResourceVersion(1);
         cache.snapshots.replace(vec![Ok(read(&self.snapshot))], version);
-        self.contents.iter().for_each(|json| assert!(cache.snapshot_contents.apply(Ok(read(json)))));
+        let contents = self.contents.iter().map(|json| Ok(read(json))).collect();
+        cache.snapshot_contents.replace(contents, version);
         self.classes.iter().for_each(|json| assert!(cache.snapshot_classes.apply(Ok(read(json)))));
         self.claims.iter().for_each(|json| assert!(cache.claims.apply(Ok(read(json)))));
         self.volumes.iter().for_each(|json| assert!(cache.volumes.apply(Ok(read(json)))));
@@ -231,8 +232,11 @@ fn the_status_is_copied_from_the_content() {
     let fixture = Fixture { snapshot: with(snapshot_json(), &pending), ..Fixture::with_content(&not_ready) };
     assert_eq!(fixture.decide(), "no action: the status is that of the content");
     // A ready VolumeSnapshot needs its content.
-    let lost = Fixture::changing(&copied);
-    assert_eq!(lost.decide(), "SnapshotContentMissing: VolumeSnapshotContent snapcontent-1 is missing");
+    let expected = "SnapshotContentMissing: VolumeSnapshotContent snapcontent-1 is missing: the snapshot is \
+                    not taken again, because it would have the present data; expected a new VolumeSnapshot";
+    for lost in [&copied, &pending] {
+        assert_eq!(Fixture::changing(lost).decide(), expected);
+    }
     let misbound = Fixture {
         snapshot: with(snapshot_json(), &copied),
         ..Fixture::with_content(&json!({"spec": {"volumeSnapshotRef": {"uid": "2"}}}))
@@ -247,6 +251,17 @@ fn the_status_is_copied_from_the_content() {
 fn a_content_that_is_deleted_with_its_snapshot_protects_it() {
     let fixture = Fixture::with_content(&json!({"spec": {"deletionPolicy": "Delete"}}));
     assert_eq!(fixture.decide(), "add volumesnapshot-bound-protection");
+}
+
+#[test]
+fn the_status_does_not_hide_a_content_from_the_deletion() {
+    let forged = json!({
+        "metadata": {"deletionTimestamp": "2026-01-01T00:00:00Z"},
+        "status": {"boundVolumeSnapshotContentName": "other"},
+    });
+    let snapshot = with(snapshot_json(), &forged);
+    let fixture = Fixture { snapshot, ..Fixture::with_content(&json!({})) };
+    assert_eq!(fixture.decide(), "mark snapcontent-1");
 }
 
 #[test]
@@ -366,6 +381,7 @@ fn a_claim_keeps_its_finalizer_while_a_snapshot_is_created() {
         ("ready", ready, Some(json!({})), Some(0)),
         ("deleting, content exists", deleting.clone(), Some(json!({})), None),
         ("deleting, no content", deleting, None, Some(0)),
+        ("taken, content lost", json!({"status": {"creationTime": "2023-11-14T22:13:20Z"}}), None, Some(0)),
         ("snapshot of another claim", other, None, Some(0)),
     ];
     for (name, snapshot, content, expected) in table {
@@ -377,6 +393,9 @@ fn a_claim_keeps_its_finalizer_while_a_snapshot_is_created() {
     let cache = Fixture::changing(&json!({"spec": {"source": {"persistentVolumeClaimName": "d"}}})).cache();
     cache.snapshots.clear();
     assert_eq!(removable_claim_finalizer(&cache, &read(&claim_json())), None, "the kind is not served");
+    let cache = Fixture::changing(&json!({"spec": {"source": {"persistentVolumeClaimName": "d"}}})).cache();
+    cache.snapshot_contents.clear();
+    assert_eq!(removable_claim_finalizer(&cache, &read(&claim_json())), None, "contents are not served");
 }
 
 #[test]

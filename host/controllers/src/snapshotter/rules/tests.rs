@@ -151,7 +151,7 @@ fn a_snapshot_is_deleted_once_its_creation_has_a_result() {
     let group = json!({"status": {"volumeGroupSnapshotHandle": "g"}});
     let deleted = json!({"status": {}});
     #[rustfmt::skip] // one row per situation
-    let table: [(&str, Value, bool, &str); 15] = [
+    let table: [(&str, Value, bool, &str); 16] = [
         ("snapshot lives", all(&[deleting.clone(), known(true)]), false, "no action: the snapshot is ready"),
         ("allowed", all(&[allowed.clone(), known(true)]), false, "delete h"),
         ("allowed, not ready", all(&[allowed.clone(), known(false)]), false, "delete h"),
@@ -168,6 +168,8 @@ fn a_snapshot_is_deleted_once_its_creation_has_a_result() {
         ("existing, deleted", all(&[allowed.clone(), existing(), deleted]), false, "remove finalizer 1"),
         ("allowed, finalizer removed", all(&[allowed.clone(), known(true), finalized]), false,
             "no action: the finalizer of this role is removed"),
+        ("never bound, of a volume", all(&[deleting.clone(), unbound.clone(), known(true)]), false,
+            "no action: the snapshot is ready"),
         ("never bound", all(&[deleting, existing(), unbound, known(true)]), false, "delete h"),
         ("existing, allowed", all(&[allowed.clone(), existing(), known(true)]), false, "delete h"),
     ];
