@@ -13,7 +13,7 @@ pub enum ApiError {
     /// again, without an event or an error log.
     #[error("{0} was changed by another writer")]
     Conflict(String),
-    /// The object, its namespace or its kind does not exist (404).
+    /// The object or its namespace does not exist (404).
     #[error("{0} does not exist")]
     NotFound(String),
     /// The API server does not serve the kind. The object may exist.

@@ -93,11 +93,10 @@ struct Usage {
 }
 
 impl Usage {
-    fn sum<'a>(all: impl Iterator<Item = &'a Self>) -> Self {
-        all.fold(Self::default(), |sum, usage| Self {
-            intents: sum.intents + usage.intents,
-            bytes: sum.bytes.saturating_add(usage.bytes),
-        })
+    /// Adds an intent of this size.
+    fn add(&mut self, size: usize) {
+        self.intents += 1;
+        self.bytes = self.bytes.saturating_add(size);
     }
 }
 
@@ -186,9 +185,11 @@ impl State {
     /// [`JournalError::NamespaceFull`], or [`JournalError::Full`] for a namespace without intents.
     pub(super) fn check_share(&self, intent: &Intent, size: usize) -> Result<(), JournalError> {
         let namespace = &intent.claim.namespace;
-        let mut usage = self.usage_by_namespace();
-        let own = usage.remove(&**namespace).unwrap_or_default();
-        let others = Usage::sum(usage.values());
+        let (mut own, mut others) = (Usage::default(), Usage::default());
+        for tracked in self.intents.values() {
+            let is_own = tracked.intent.claim.namespace == *namespace;
+            if is_own { &mut own } else { &mut others }.add(tracked.size);
+        }
         if own.intents < share_of(INTENTS_LIMIT, others.intents)
             && own.bytes.saturating_add(size) <= share_of(BYTES_LIMIT, others.bytes)
         {
@@ -203,8 +204,11 @@ impl State {
     /// The largest part of its share that a namespace uses, from 0 to 1. At 1 each new intent of the
     /// namespace is rejected, and near it a large one.
     pub(super) fn fullest_share(&self) -> f64 {
-        let usage = self.usage_by_namespace();
-        let all = Usage::sum(usage.values());
+        let (mut all, mut usage) = (Usage::default(), HashMap::<&str, Usage>::new());
+        for tracked in self.intents.values() {
+            all.add(tracked.size);
+            usage.entry(&tracked.intent.claim.namespace).or_default().add(tracked.size);
+        }
         let part = |limit, own: usize, all: usize| match share_of(limit, all - own) {
             0 => 1.0,
             share => (own as f64 / share as f64).min(1.0),
@@ -213,16 +217,6 @@ impl State {
             part(INTENTS_LIMIT, own.intents, all.intents).max(part(BYTES_LIMIT, own.bytes, all.bytes))
         });
         parts.fold(0.0, f64::max)
-    }
-
-    fn usage_by_namespace(&self) -> HashMap<&str, Usage> {
-        let mut usage = HashMap::<&str, Usage>::new();
-        for tracked in self.intents.values() {
-            let own = usage.entry(&tracked.intent.claim.namespace).or_default();
-            own.intents += 1;
-            own.bytes = own.bytes.saturating_add(tracked.size);
-        }
-        usage
     }
 
     /// Restores the size of an intent after a failed replacement.
