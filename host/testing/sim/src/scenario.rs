@@ -176,13 +176,25 @@ impl Scenario {
         differences
     }
 
+    /// The messages of the events that the scenario does not expect, for the text of a difference.
+    fn unexpected_messages(&self, final_state: &FinalState) -> String {
+        let messages = final_state.event_messages.iter();
+        let unexpected = messages.filter(|(event, _)| !self.events.contains(&event.as_str()));
+        unexpected.map(|(event, message)| format!("; {event}: {message}")).collect()
+    }
+
     /// [`differences`](Self::differences), but kinds of work in [`unsettled`](Self::unsettled) need not
     /// remain.
     fn differences_without_missing_work(&self, final_state: &FinalState, crashed: bool) -> Vec<String> {
         let mut differences = Vec::new();
         let mut compare = |field: &str, found: &[String], expected: &[&str]| {
             if found != expected {
-                differences.push(format!("{}: {field}: expected {expected:?}, found {found:?}", self.name));
+                let messages =
+                    if field == "events" { self.unexpected_messages(final_state) } else { String::new() };
+                differences.push(format!(
+                    "{}: {field}: expected {expected:?}, found {found:?}{messages}",
+                    self.name
+                ));
             }
         };
         compare("violations", &final_state.violations, self.violations);

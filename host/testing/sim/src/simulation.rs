@@ -143,6 +143,8 @@ pub struct FinalState {
     /// `object type reason` of every event, sorted, each once. The object is `volume` for a provisioned
     /// PersistentVolume.
     pub events: Vec<String>,
+    /// A message of every event, by its line in `events`.
+    pub event_messages: BTreeMap<String, String>,
     /// [`ScriptedDriver::calls`], with the claim's name in place of a provisioned volume's name or handle, or
     /// `gone` if the claim does not exist.
     pub calls: Vec<String>,
@@ -775,9 +777,7 @@ impl Simulation {
         match condition {
             WaitFor::CallsCompleted(times) => self.driver.completed_calls() >= times,
             WaitFor::FaultsApplied(times) => self.fixture.fault_count() >= times,
-            WaitFor::Event(event) => {
-                self.events(&|name| name.to_owned()).await.iter().any(|line| line == event)
-            }
+            WaitFor::Event(event) => self.event_messages(&|name| name.to_owned()).await.contains_key(event),
             WaitFor::Deleted(path) => self.object(path).await.is_none(),
         }
     }
@@ -830,6 +830,7 @@ impl Simulation {
                 format!("{} {} {of}", alias(text(object, "/metadata/name")), text(object, "/status/phase"));
             line.trim_end().to_owned()
         };
+        let event_messages = self.event_messages(&content_alias).await;
         FinalState {
             claims: sorted(claims.iter().map(|claim| {
                 let node = text(claim, "/metadata/annotations/volume.kubernetes.io~1selected-node");
@@ -874,7 +875,8 @@ impl Simulation {
                 format!("{snapshot}{}", node.map(|node| format!(" on {node}")).unwrap_or_default())
             })),
             intents: self.intents().await,
-            events: self.events(&content_alias).await,
+            events: event_messages.keys().cloned().collect(),
+            event_messages,
             calls: self
                 .driver
                 .calls()
@@ -904,15 +906,18 @@ impl Simulation {
         shards.iter().filter_map(|map| map.get("data")?.as_object()).map(serde_json::Map::len).sum()
     }
 
-    async fn events(&self, content_alias: &(dyn Fn(&str) -> String + Sync)) -> Vec<String> {
+    /// A message of every event, by `object type reason`.
+    async fn event_messages(
+        &self,
+        content_alias: &(dyn Fn(&str) -> String + Sync),
+    ) -> BTreeMap<String, String> {
         let events = self.fixture.list("/api/v1/events").await;
         let line = |event: &Value| {
             let name = content_alias(text(event, "/involvedObject/name"));
             let name = if name.starts_with("pvc-") { "volume".to_owned() } else { name };
             format!("{name} {} {}", text(event, "/type"), text(event, "/reason"))
         };
-        let lines: BTreeSet<String> = events.iter().map(line).collect();
-        lines.into_iter().collect()
+        events.iter().map(|event| (line(event), text(event, "/message").to_owned())).collect()
     }
 }
 
