@@ -29,7 +29,7 @@ use crate::{
     conflicts::ConflictDetector,
     controller::Controller,
     events::{EventRecorder, EventSpec},
-    reconcile::{EVENT_REPEAT_INTERVAL, MAX_EFFECTS, action_for_write_error, subscribe},
+    reconcile::{EVENT_REPEAT_INTERVAL, MAX_EFFECTS, action_for_write_error, is_outdated, subscribe},
     step_recorder::StepRecorders,
 };
 
@@ -392,7 +392,7 @@ impl SnapshotController {
         unbound_content: Option<VolumeSnapshotContentName>,
     ) -> Result<(), ApiError> {
         if let Some(name) = unbound_content
-            && self.refresh::<VolumeSnapshotContent>(&name).await?
+            && self.is_outdated(Some(Dependency::Content(name.clone()))).await?
         {
             return Ok(());
         }
@@ -507,7 +507,7 @@ impl SnapshotController {
         if known.is_some_and(|error| *error.message == *message) {
             return Action::Backoff;
         }
-        match self.refresh_dependency(dependency).await {
+        match self.is_outdated(dependency).await {
             Ok(true) => return Action::Requeue,
             Ok(false) => {}
             Err(error) => {
@@ -533,21 +533,17 @@ impl SnapshotController {
 
     /// Reads the object that is the reason of a failure from the API server. Returns true if the cache had
     /// another state of it.
-    async fn refresh_dependency(&self, dependency: Option<Dependency>) -> Result<bool, ApiError> {
+    async fn is_outdated(&self, dependency: Option<Dependency>) -> Result<bool, ApiError> {
+        let (cache, writer) = (&*self.context.cache, &self.context.writer);
         match dependency {
             None => Ok(false),
-            Some(Dependency::Class(name)) => self.refresh::<VolumeSnapshotClass>(&name).await,
-            Some(Dependency::Claim(key)) => self.refresh::<Claim>(&key).await,
-            Some(Dependency::Volume(name)) => self.refresh::<Volume>(&name).await,
-            Some(Dependency::Content(name)) => self.refresh::<VolumeSnapshotContent>(&name).await,
+            Some(Dependency::Class(name)) => is_outdated::<VolumeSnapshotClass>(cache, writer, &name).await,
+            Some(Dependency::Claim(key)) => is_outdated::<Claim>(cache, writer, &key).await,
+            Some(Dependency::Volume(name)) => is_outdated::<Volume>(cache, writer, &name).await,
+            Some(Dependency::Content(name)) => {
+                is_outdated::<VolumeSnapshotContent>(cache, writer, &name).await
+            }
         }
-    }
-
-    async fn refresh<K: CachedKind>(&self, key: &K::Key) -> Result<bool, ApiError> {
-        let version = |object: &K| object.meta().resource_version;
-        let cached = K::store(&self.context.cache).get(key).into_object();
-        let live = self.context.writer.get::<K>(key).await?;
-        Ok(live.as_ref().map(version) != cached.as_deref().map(version))
     }
 
     /// Reconciles one VolumeSnapshotContent. See [`rules::decide_content`].

@@ -37,7 +37,7 @@ pub const ROLE: Role = Role::new("snapshotter");
 const RULES: &[Rule] = &[
     Rule::own_config_maps(&["get", "list", "watch"]),
     Rule::driver_secrets(),
-    Rule::cluster(SNAPSHOT, "volumesnapshotclasses", WATCH),
+    Rule::cluster(SNAPSHOT, "volumesnapshotclasses", &["get", "list", "watch"]),
     Rule::cluster(SNAPSHOT, "volumesnapshotcontents", &["get", "list", "patch", "watch"]),
     Rule::cluster(SNAPSHOT, "volumesnapshotcontents/status", &["patch"]),
 ];
@@ -102,7 +102,11 @@ impl DeclaredController for Snapshotter {
 
     fn context(process: &ProcessContext, metrics: OrphanMetrics) -> SnapshotterContext {
         let takes_snapshots = |backend: &Arc<dyn Backend>| backend.abilities().contains(&Ability::Snapshots);
-        let drivers = process.drivers.iter().filter(|(_, driver)| takes_snapshots(&driver.backend));
+        let (drivers, others): (Vec<_>, Vec<_>) =
+            process.drivers.iter().partition(|(_, driver)| takes_snapshots(&driver.backend));
+        for (name, _) in others {
+            tracing::info!(driver = %name, "the driver takes no snapshots: it lacks the ability snapshots");
+        }
         let backends: Vec<_> = process.drivers.values().map(|driver| Arc::clone(&driver.backend)).collect();
         SnapshotterContext {
             cache: Arc::clone(&process.cache),
@@ -113,7 +117,7 @@ impl DeclaredController for Snapshotter {
             clock: Arc::clone(&process.clock),
             cluster: process.cluster.clone(),
             namespace: process.settings.namespace.clone(),
-            drivers: drivers.map(|(name, driver)| (name.clone(), driver.clone())).collect(),
+            drivers: drivers.into_iter().map(|(name, driver)| (name.clone(), driver.clone())).collect(),
             settings: process.settings.snapshots.clone(),
             calls: process.settings.calls,
             term: process.term.clone(),

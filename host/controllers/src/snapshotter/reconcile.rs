@@ -39,7 +39,7 @@ use crate::{
     events::{EventRecorder, EventSpec},
     node_local::LocalNode,
     orphans::OrphanScanner,
-    reconcile::{EVENT_REPEAT_INTERVAL, MAX_EFFECTS, action_for_write_error, subscribe},
+    reconcile::{EVENT_REPEAT_INTERVAL, MAX_EFFECTS, action_for_write_error, is_outdated, subscribe},
     restore_check::RestoreCheck,
     settings::CallSettings,
     snapshot_controller::{error_now, error_value},
@@ -116,9 +116,9 @@ impl Controller for Snapshotter {
     }
 }
 
-/// The reason why the Secret of a call cannot be read.
+/// The reason why the driver is not called.
 #[derive(Debug, thiserror::Error)]
-enum CallSecretError {
+enum CallError {
     #[error(transparent)]
     Content(#[from] ContentError),
     #[error(transparent)]
@@ -198,7 +198,7 @@ impl Snapshotter {
                     return Action::Done;
                 }
                 SnapshotterVerdict::DeletionFrozen => return self.report_frozen(&content),
-                SnapshotterVerdict::Fail(message) => return self.fail(&content, message, None).await,
+                SnapshotterVerdict::Fail(error) => return self.fail_call(&content, error.into()).await,
                 SnapshotterVerdict::FailDeletion(message) => return self.fail_deletion(&content, message),
                 SnapshotterVerdict::Create(_) | SnapshotterVerdict::ReadStatus(_)
                     if let Some(delay) = self.polls.delay(name).filter(|_| !rules::is_deleting(&content)) =>
@@ -353,11 +353,11 @@ impl Snapshotter {
     /// Reads the Secret of a call.
     ///
     /// # Errors
-    /// [`CallSecretError`]
+    /// [`CallError`]
     async fn read_secret(
         &self,
         secret: Result<Option<SecretRef>, ContentError>,
-    ) -> Result<Secrets, CallSecretError> {
+    ) -> Result<Secrets, CallError> {
         match secret? {
             None => Ok(Secrets::default()),
             Some(secret) => Ok(self.context.secrets.read(&secret).await?),
@@ -371,7 +371,7 @@ impl Snapshotter {
     async fn create_secrets(&self, content: &VolumeSnapshotContent) -> Result<Secrets, Action> {
         match self.read_secret(rules::secret_of(content)).await {
             Ok(secrets) => Ok(secrets),
-            Err(error) => Err(self.fail(content, error.to_string(), None).await),
+            Err(error) => Err(self.fail_call(content, error).await),
         }
     }
 
@@ -479,7 +479,7 @@ impl Snapshotter {
     ) -> Result<(), Action> {
         let secrets = match self.read_secret(rules::list_secret_of(&self.context.cache, content)).await {
             Ok(secrets) => secrets,
-            Err(error) => return Err(self.fail(content, error.to_string(), None).await),
+            Err(error) => return Err(self.fail_call(content, error).await),
         };
         let call = self.context.calls.call(&self.context.term, secrets);
         match driver.backend.get_snapshot(call, handle.clone()).await {
@@ -575,6 +575,21 @@ impl Snapshotter {
         let Some(claim) = claim else { return Ok(()) };
         let text = format!("claim {claim} is restored from the snapshot: it is not deleted yet");
         Err(self.fail_deletion(content, text))
+    }
+
+    /// Fails as [`fail`](Self::fail), unless the reason is a class of which the cache has an outdated state.
+    async fn fail_call(&self, content: &VolumeSnapshotContent, error: CallError) -> Action {
+        if let CallError::Content(error) = &error
+            && let Some(class) = error.class()
+        {
+            let (cache, writer) = (&self.context.cache, &self.context.writer);
+            match is_outdated::<VolumeSnapshotClass>(cache, writer, class).await {
+                Ok(false) => {}
+                Ok(true) => return Action::Requeue,
+                Err(error) => return self.action_for_error(content, &error).await,
+            }
+        }
+        self.fail(content, error.to_string(), None).await
     }
 
     /// Writes a failure to the status, unless the status has it, and emits its event then. Returns the

@@ -42,8 +42,8 @@ pub enum SnapshotterVerdict {
     /// Wait: deletions are frozen after a restore of the cluster.
     DeletionFrozen,
     /// Write the error to the status, emit the event unless the status has the same error, and retry with
-    /// back-off.
-    Fail(String),
+    /// back-off. Before, the class that is the reason is read from the API server.
+    Fail(ContentError),
     /// Emit the event of a failed deletion, and retry with back-off.
     FailDeletion(String),
 }
@@ -99,7 +99,7 @@ pub fn decide_content(
                 Err(_) if is_creating && is_deleting && is_known(content) => {
                     SnapshotterVerdict::UnmarkCreating
                 }
-                Err(error) => SnapshotterVerdict::Fail(error.to_string()),
+                Err(error) => SnapshotterVerdict::Fail(error),
             }
         }
     }
@@ -243,6 +243,18 @@ pub enum ContentError {
         names::SNAPSHOT_SECRET_NAMESPACE
     )]
     HalfSecret,
+}
+
+impl ContentError {
+    /// The class whose state is the reason.
+    pub fn class(&self) -> Option<&VolumeSnapshotClassName> {
+        match self {
+            Self::ClassMissing(class) | Self::ClassUndecodable(class) | Self::ClassOfOther { class, .. } => {
+                Some(class)
+            }
+            Self::NoClass | Self::Parameters(_) | Self::NoUid | Self::Request(_) | Self::HalfSecret => None,
+        }
+    }
 }
 
 /// The value of the annotation that records a request.

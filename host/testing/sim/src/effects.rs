@@ -55,15 +55,15 @@ pub enum FaultKind {
     Forbidden,
     /// Every matching request is rejected with 403 Forbidden.
     ForbiddenAlways,
-    /// The watch is sent after this time: the process gets later changes of the kind with this delay. It
-    /// requires the method GET, and matches watches only.
+    /// Every matching watch is sent after this time: the processes get later changes of the kind with this
+    /// delay. It requires the method GET, and matches watches only.
     LateWatch(Duration),
 }
 
 impl FaultKind {
     /// Returns true if the fault applies to every matching request.
     pub(crate) const fn is_lasting(self) -> bool {
-        matches!(self, Self::ForbiddenAlways | Self::LostRequestAlways)
+        matches!(self, Self::ForbiddenAlways | Self::LostRequestAlways | Self::LateWatch(_))
     }
 }
 

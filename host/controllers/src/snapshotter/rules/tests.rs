@@ -46,7 +46,7 @@ fn describe(verdict: &SnapshotterVerdict) -> String {
         SnapshotterVerdict::Delete(handle) => format!("delete {handle}"),
         SnapshotterVerdict::RemoveFinalizer(index) => format!("remove finalizer {index}"),
         SnapshotterVerdict::DeletionFrozen => "frozen".to_owned(),
-        SnapshotterVerdict::Fail(message) => format!("fail: {message}"),
+        SnapshotterVerdict::Fail(error) => format!("fail: {error}"),
         SnapshotterVerdict::FailDeletion(message) => format!("fail deletion: {message}"),
     }
 }

@@ -410,7 +410,8 @@ pub(super) fn scenarios() -> Vec<Scenario> {
                 "Delete",
                 [
                     Delete(SNAPSHOT_CLASS),
-                    Until(Deleted(SNAPSHOT_CLASS)),
+                    // Until the caches lack the class, too.
+                    Settle,
                     Create(snapshot()),
                     Settle,
                     Create(snapshot_class("Delete")),
@@ -422,6 +423,23 @@ pub(super) fn scenarios() -> Vec<Scenario> {
                 "s Normal SnapshotReady",
                 "s Warning GetSnapshotClassFailed",
             ],
+            ..taken()
+        },
+        Scenario {
+            name: "class whose watch is late: no missing class is reported, and the snapshot is taken",
+            actions: vec![
+                WATCHES_OPEN,
+                Create(class("gold")),
+                Create(snapshot_class("Delete")),
+                Create(volume("v", "gold", "1Gi")),
+                Wait(Duration::from_millis(300)),
+                Create(claim("source", "gold")),
+                Wait(Duration::from_millis(300)),
+                Create(snapshot()),
+            ],
+            api_faults: vec![late_watch(CLASSES)],
+            // In real time, the claim may be bound later.
+            delayed_events: &["s Warning SnapshotContentCreationFailed"],
             ..taken()
         },
         Scenario {
