@@ -5,7 +5,10 @@ use std::collections::HashMap;
 use jiff::Timestamp;
 use k8s_openapi::{api::core::v1::PersistentVolumeClaim, apimachinery::pkg::apis::meta::v1::ObjectMeta};
 
-use super::metadata::{by_name, finalizers_text, timestamp_or_epoch};
+use super::{
+    metadata::{by_name, finalizers_text, timestamp_or_epoch},
+    summary::DELETE,
+};
 use crate::snapshot_kinds::{SnapshotFailure, VolumeSnapshot, VolumeSnapshotClass, VolumeSnapshotContent};
 
 /// Objects of the kinds of snapshots.
@@ -105,8 +108,11 @@ impl<'a> SnapshotLookup<'a> {
             self.content_of(snapshot).and_then(|content| failure(content.status.error.as_ref()));
         let message = error.as_ref().or(content_error.as_ref()).map(|(_, message)| message.clone());
         let (state, operation) = if let Some(since) = &snapshot.metadata.deletion_timestamp {
-            let reason = message.or_else(|| finalizers_text(&snapshot.metadata));
-            ("deleting", Some(SnapshotOperation { operation: "delete", since: since.0, reason }))
+            // The error of the object itself may be older than its deletion.
+            let failed_since = content_error.filter(|(time, _)| *time >= since.0);
+            let reason =
+                failed_since.map(|(_, message)| message).or_else(|| finalizers_text(&snapshot.metadata));
+            ("deleting", Some(SnapshotOperation { operation: DELETE, since: since.0, reason }))
         } else if snapshot.status.ready_to_use == Some(true) {
             ("ready", None)
         } else {
@@ -121,9 +127,8 @@ impl<'a> SnapshotLookup<'a> {
     pub(super) fn content_state(&self, content: &VolumeSnapshotContent) -> SnapshotState {
         let error = failure(content.status.error.as_ref());
         let (state, operation) = if let Some(since) = &content.metadata.deletion_timestamp {
-            let message = error.as_ref().map(|(_, message)| message.clone());
-            let reason = message.or_else(|| finalizers_text(&content.metadata));
-            ("deleting", Some(SnapshotOperation { operation: "delete", since: since.0, reason }))
+            let reason = finalizers_text(&content.metadata);
+            ("deleting", Some(SnapshotOperation { operation: DELETE, since: since.0, reason }))
         } else if self.is_released(content) {
             ("released", None)
         } else if content.status.ready_to_use == Some(true) {

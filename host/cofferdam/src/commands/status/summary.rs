@@ -26,6 +26,8 @@ use crate::snapshot_kinds::{VolumeSnapshot, VolumeSnapshotContent};
 /// Maximum number of errors per driver; the newest are shown.
 const MAX_ERRORS: usize = 5;
 /// Provisioner of classes with statically provisioned volumes.
+/// Name of the operation of an object that is being deleted, or whose volume is.
+pub(super) const DELETE: &str = "delete";
 const NO_PROVISIONER: &str = "kubernetes.io/no-provisioner";
 
 /// Objects of the cluster.
@@ -346,7 +348,7 @@ impl<'a> StatusBuilder<'a> {
     fn claim_state(&self, claim: &PersistentVolumeClaim) -> (&'static str, Option<ClaimOperation>) {
         let created = timestamp_or_epoch(claim.metadata.creation_timestamp.as_ref());
         if let Some(since) = &claim.metadata.deletion_timestamp {
-            return ("deleting", Some(("delete", Some(since.0), finalizers_text(&claim.metadata), false)));
+            return ("deleting", Some((DELETE, Some(since.0), finalizers_text(&claim.metadata), false)));
         }
         let status = claim.status.as_ref();
         let bound_to = claim.spec.as_ref().and_then(|spec| spec.volume_name.as_deref());
@@ -430,7 +432,7 @@ impl<'a> StatusBuilder<'a> {
         if let Some((since, reason)) = operation {
             let pending = PendingOperation {
                 object: object.clone(),
-                operation: "delete",
+                operation: DELETE,
                 since: Some(since),
                 reason,
                 permanent: false,
@@ -621,8 +623,11 @@ impl<'a> StatusBuilder<'a> {
                 continue;
             }
             let last_error = status.errors.iter().find(|error| error.object == pending.object);
-            let last_error = last_error.map(|error| error.message.clone());
-            let reason = pending.reason.or(last_error);
+            // The finalizers of a deleted object only say that something is left to do.
+            let failed_since = |error: &&LastError| pending.since.is_some_and(|since| error.time >= since);
+            let failure = last_error.filter(|_| pending.operation == DELETE).filter(failed_since);
+            let message = |error: &LastError| error.message.clone();
+            let reason = failure.map(message).or(pending.reason).or_else(|| last_error.map(message));
             status.stuck.push(StuckObject {
                 object: pending.object,
                 operation: pending.operation,

@@ -14,7 +14,7 @@ use crate::{
 /// Smallest width of the column of labels, so that it is the same for every driver.
 const LABEL_WIDTH: usize = 11;
 /// Longest reason or message, in characters.
-const MAX_MESSAGE_WIDTH: usize = 160;
+const MAX_MESSAGE_WIDTH: usize = 400;
 
 /// Formats an age with at most two units.
 fn format_age(seconds: i64) -> String {

@@ -495,6 +495,39 @@ fn snapshots_are_counted_by_state_with_their_contents() {
 }
 
 #[test]
+fn a_deleted_snapshot_shows_what_failed_since_its_deletion() {
+    let failure = json!({"message": "the array was busy", "time": "2026-06-03T10:59:00Z"});
+    let warning = |uid: &str, time: &str| {
+        json!({
+            "metadata": {"name": uid, "namespace": "shop"}, "type": "Warning",
+            "involvedObject": {"kind": "VolumeSnapshot", "namespace": "shop", "name": uid, "uid": uid},
+            "reason": "SnapshotDeletePending", "message": "claim b is restored from it", "lastTimestamp": time,
+        })
+    };
+    let deleting = |name: &str| {
+        let mut deleting = snapshot(name, "a", json!({"error": failure}));
+        deleting["metadata"]["deletionTimestamp"] = json!("2026-06-03T11:00:00Z");
+        deleting["metadata"]["finalizers"] = json!(["a-backup/keeps"]);
+        deleting
+    };
+    let objects = StatusObjects {
+        snapshots: snapshot_objects(json!([deleting("s-1"), deleting("s-2")]), json!([])),
+        events: parse_list(json!([
+            warning("s-1", "2026-06-03T11:30:00Z"),
+            warning("s-2", "2026-06-03T10:30:00Z"),
+        ])),
+        ..cluster()
+    };
+    let shown = show(&objects);
+    for expected in [
+        "snapshot shop/s-1: to delete for 1h0m: SnapshotDeletePending: claim b is restored from it\n",
+        "snapshot shop/s-2: to delete for 1h0m: waiting for finalizers a-backup/keeps\n",
+    ] {
+        assert!(shown.contains(expected), "{expected}\n{shown}");
+    }
+}
+
+#[test]
 fn a_stuck_snapshot_shows_its_reason_and_belongs_to_a_driver() {
     let failure = |message: &str| json!({"message": message, "time": "2026-06-03T11:59:00Z"});
     let bound = |error: Value| json!({"boundVolumeSnapshotContentName": "c", "error": error});
