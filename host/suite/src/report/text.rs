@@ -106,7 +106,8 @@ fn write_footer(writer: &mut TextWriter, report: &SuiteReport) {
     let (passed, failed, skipped) = report.totals();
     let colour = if report.is_passed() { GREEN } else { RED };
     let totals = writer.paint(colour, &format!("{passed} passed, {failed} failed, {skipped} skipped"));
-    writer.line(format_args!("\n{totals}"));
+    let note = if passed + failed == 0 { ": no case ran; expected at least one" } else { "" };
+    writer.line(format_args!("\n{totals}{note}"));
     match report.keeps_owners {
         Some(true) => {
             writer.line(format_args!("leak detection: yes, the driver stores the owners of volumes"))
