@@ -123,8 +123,8 @@ e2e: ## build Kubernetes' end-to-end tests for the suite external-storage into t
 
 .PHONY: conformance
 conformance: toolchain need-root peers $(if $(filter upgrade,$(SUITE)),previous) $(if $(filter external-storage,$(SUITE)),e2e) ## run all suites on a real Kubernetes, or some by SUITE=name; KUBERNETES=1.33 selects its version; RESULTS=docs/conformance.md updates its table
-	$(CARGO) build --locked --config conformance/build.toml --bin cofferdam --bin conformance
-	$(CARGO) run --locked --config conformance/build.toml --bin conformance -- $(if $(RESULTS),--results=$(RESULTS)) $(if $(MATRIX),--matrix=$(MATRIX)) $(SUITE)
+	$(CARGO) build --locked --bin cofferdam --bin conformance
+	$(CARGO) run --locked --bin conformance -- $(if $(RESULTS),--results=$(RESULTS)) $(if $(MATRIX),--matrix=$(MATRIX)) $(SUITE)
 
 # The oldest version that is supported, that of the other suites, and the newest one. A failure does not stop the other versions.
 MATRIX_VERSIONS := 1.33 1.36 1.37

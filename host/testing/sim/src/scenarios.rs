@@ -37,8 +37,8 @@ pub const fn skipped_count(environment: EnvironmentKind) -> usize {
     }
 }
 
-/// Names of the rows of Secrets, stuck intents, detaches, in-tree plugins and snapshots. They run with a crash
-/// on every environment, in each run of the tests; of the other rows, a test in real time may choose some.
+/// Names of the rows of Secrets, stuck intents, detaches and in-tree plugins. They run with a crash in each
+/// run of the tests over HTTP; of the other rows, the test chooses some.
 pub fn always_crashed() -> BTreeSet<&'static str> {
     let tables = [
         detach::scenarios(),
@@ -46,8 +46,6 @@ pub fn always_crashed() -> BTreeSet<&'static str> {
         secrets::scenarios(),
         changed_secrets::scenarios(),
         stuck_intents::scenarios(),
-        snapshots::scenarios(),
-        snapshot_errors::scenarios(),
     ];
     tables.into_iter().flatten().map(|row| row.name).collect()
 }
