@@ -138,8 +138,9 @@ conformance-matrix: need-root ## run the suites install, provision and replaceme
 
 .PHONY: bench-peers
 bench-peers: toolchain need-root peers ## compare with the upstream controllers on CLAIMS=2000 claims, into docs/benchmarks.md; LOADS=scheduling,memory runs and prints a part
-	$(CARGO) build --locked --release --bin cofferdam --bin conformance --features jemalloc
-	OUTPUT=$(CURDIR)/docs CLAIMS=$(CLAIMS) LOADS=$(LOADS) ITERATIONS=$(ITERATIONS) $(CARGO) run --locked --release --features jemalloc --bin conformance -- bench-peers
+	$(CARGO) build --locked --release --package cofferdam --features jemalloc
+	$(CARGO) build --locked --release --package cofferdam-conformance
+	OUTPUT=$(CURDIR)/docs CLAIMS=$(CLAIMS) LOADS=$(LOADS) ITERATIONS=$(ITERATIONS) $(CARGO) run --locked --release --package cofferdam-conformance -- bench-peers
 
 # Before anything is built for half an hour.
 .PHONY: need-root

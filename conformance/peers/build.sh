@@ -161,7 +161,10 @@ previous() {
   git -C "$repository" archive "$PREVIOUS" | tar --extract --directory "$sources"
   (
     cd "$sources"
-    CARGO_TARGET_DIR=$sources/target "${CARGO:-cargo}" build --quiet --locked --config conformance/build.toml --bin cofferdam
+    # Until version 0.1.0, conformance had a profile of its own.
+    profile=()
+    [ -f conformance/build.toml ] && profile=(--config conformance/build.toml)
+    CARGO_TARGET_DIR=$sources/target "${CARGO:-cargo}" build --quiet --locked "${profile[@]}" --bin cofferdam
   )
   cp "$sources/target/debug/cofferdam" "$target.new"
   mv "$target.new" "$target"

@@ -196,7 +196,7 @@ pub(crate) fn choose_size(range: CapacityRange, source_size: Option<u64>) -> Res
     }
     match source_size {
         Some(source_size) if range.required_bytes.is_some_and(|required| required < source_size) => {
-            out_of_range(range, &format!("its source has {source_size} bytes; expected at least as many"))
+            out_of_range(range, &format!("expected at least {source_size} bytes, the size of its source"))
         }
         _ => SIZES.choose(&CapacityRange { required_bytes: range.required_bytes.or(source_size), ..range }),
     }

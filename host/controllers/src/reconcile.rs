@@ -4,7 +4,7 @@
 use std::{sync::Arc, time::Duration};
 
 use cofferdam_cluster::{
-    ApiError, Cache, Change, ObjectStore, Writer, index::Indexed, queue::Action, writer::CachedKind,
+    ApiError, Change, ObjectStore, Writer, index::Indexed, queue::Action, writer::CachedKind,
 };
 use tokio::time::{Instant, MissedTickBehavior, interval_at};
 use tokio_util::sync::CancellationToken;
@@ -41,21 +41,20 @@ pub(crate) async fn run_periodically(period: Duration, stop: CancellationToken, 
     }
 }
 
-/// Reads an object from the API server into the cache. Returns true if the cache had another state of it:
-/// the watches of two kinds are not ordered, so the cache may have an older state of an object than of one
-/// that depends on it.
+/// Reads an object from the API server into the cache, before a failure is reported whose reason it is: the
+/// watches of two kinds are not ordered, so the cache may have an older state of an object than of one that
+/// depends on it. The caller decides anew afterwards. An object that cannot be decoded, or that this process
+/// may not read, stays as the cache has it.
 ///
 /// # Errors
-/// [`ApiError`] of the read.
-pub(crate) async fn is_outdated<K: CachedKind>(
-    cache: &Cache,
-    writer: &Writer,
-    key: &K::Key,
-) -> Result<bool, ApiError> {
-    let version = |object: &K| object.meta().resource_version;
-    let cached = K::store(cache).get(key).into_object();
-    let live = writer.get::<K>(key).await?;
-    Ok(live.as_ref().map(version) != cached.as_deref().map(version))
+/// [`ApiError`] of a read that is worth a retry.
+pub(crate) async fn refresh_reason<K: CachedKind>(writer: &Writer, key: &K::Key) -> Result<(), ApiError> {
+    match writer.get::<K>(key).await {
+        Ok(_) | Err(ApiError::InvalidResponse { .. } | ApiError::Refused { .. } | ApiError::NotServed(_)) => {
+            Ok(())
+        }
+        Err(error) => Err(error),
+    }
 }
 
 /// The result of a reconcile after a failed write, or a failed live read that precedes one. After Conflict,

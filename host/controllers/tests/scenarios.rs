@@ -129,6 +129,19 @@ async fn every_scenario_converges_with_one_process_per_role_and_minimal_rbac() {
     assert!(unused.is_empty(), "permissions that no scenario uses: {unused:#?}");
 }
 
+/// In a process of its own, the snapshotter does not have the class that the snapshot-controller has read.
+#[tokio::test(start_paused = true)]
+async fn a_late_watch_of_classes_fails_no_snapshot_with_one_process_per_role() {
+    let late = |row: &Scenario| row.name.starts_with("class whose watch is late");
+    let rows: Vec<_> = scenarios().into_iter().filter(late).collect();
+    assert_eq!(rows.len(), 2);
+    for scenario in rows {
+        let simulation = simulation_with_long_watches(&scenario).with_process_per_role();
+        let (outcome, _) = simulation.run(&scenario.actions, None).await;
+        assert_eq!(scenario.differences(&outcome, false), [""; 0]);
+    }
+}
+
 #[test]
 fn every_scenario_converges_after_a_crash_at_any_step() {
     let crashes = run_crash_points_in_parallel(scenarios);

@@ -53,10 +53,10 @@ pub struct Suite {
 pub enum SuiteLane {
     /// The suite needs the machine for itself: it measures, or removes leftovers of other runs.
     Exclusive,
-    /// Suites that use the processors, and those with a kubelet: pods of two suites would have the same
-    /// addresses, because suites share the machine's network.
+    /// Suites with a kubelet: pods of two suites would have the same addresses, because suites share the
+    /// machine's network. And others, so that the lanes take equally long.
     Main,
-    /// Suites that mostly wait.
+    /// Suites without a kubelet, of which `scenarios` mostly waits.
     Background,
 }
 
@@ -116,7 +116,7 @@ pub const SUITES: &[Suite] = &[
         name: "provision",
         description: "provisioner and pv-controller bind 50 claims on kube-apiserver, and delete them",
         limit: MINUTE.saturating_mul(10),
-        lane: SuiteLane::Main,
+        lane: SuiteLane::Background,
         run: |run| Box::pin(provision::run(run)),
     },
     Suite {
@@ -177,7 +177,7 @@ pub const SUITES: &[Suite] = &[
         name: "replacement",
         description: "Cofferdam and the upstream controllers replace each other while 300 claims are bound",
         limit: MINUTE.saturating_mul(25),
-        lane: SuiteLane::Main,
+        lane: SuiteLane::Background,
         run: |run| Box::pin(replacement::run(run)),
     },
     Suite {
@@ -201,7 +201,7 @@ pub const SUITES: &[Suite] = &[
         description: "the sidecars and Cofferdam under their names give the same results for drivers with \
              oddities",
         limit: MINUTE.saturating_mul(15),
-        lane: SuiteLane::Main,
+        lane: SuiteLane::Background,
         run: |run| Box::pin(sidecars::oddities::run(run)),
     },
     Suite {
@@ -225,7 +225,7 @@ pub const SUITES: &[Suite] = &[
         description: "kill -9 of a process with all roles, 50 times, while 300 pods and their claims come \
              and go",
         limit: MINUTE.saturating_mul(25),
-        lane: SuiteLane::Main,
+        lane: SuiteLane::Background,
         run: |run| Box::pin(crashes::run(run)),
     },
     Suite {

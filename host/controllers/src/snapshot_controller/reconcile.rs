@@ -29,7 +29,7 @@ use crate::{
     conflicts::ConflictDetector,
     controller::Controller,
     events::{EventRecorder, EventSpec},
-    reconcile::{EVENT_REPEAT_INTERVAL, MAX_EFFECTS, action_for_write_error, is_outdated, subscribe},
+    reconcile::{EVENT_REPEAT_INTERVAL, MAX_EFFECTS, action_for_write_error, refresh_reason, subscribe},
     step_recorder::StepRecorders,
 };
 
@@ -391,10 +391,15 @@ impl SnapshotController {
         mut finalizers: Vec<(usize, &'static str)>,
         unbound_content: Option<VolumeSnapshotContentName>,
     ) -> Result<(), ApiError> {
-        if let Some(name) = unbound_content
-            && self.is_outdated(Some(Dependency::Content(name.clone()))).await?
-        {
-            return Ok(());
+        if let Some(name) = unbound_content {
+            self.context.writer.get::<VolumeSnapshotContent>(&name).await?;
+            let verdict = rules::decide_snapshot(&self.context.cache, snapshot);
+            let unbound_content = Some(name);
+            if verdict
+                != (SnapshotVerdict::RemoveFinalizers { finalizers: finalizers.clone(), unbound_content })
+            {
+                return Ok(());
+            }
         }
         let (key, uid, writer) = (&snapshot.key, &snapshot.meta.uid, &self.context.writer);
         let write = writer.remove_finalizers::<VolumeSnapshot>(key, uid, &mut finalizers);
@@ -501,20 +506,22 @@ impl SnapshotController {
     /// Writes a failure to the status, unless the status has it, and emits its event then. Returns the
     /// back-off.
     async fn fail(&self, snapshot: &VolumeSnapshot, failure: SnapshotFailure) -> Action {
-        let resets_ready = failure.resets_ready();
-        let SnapshotFailure { reason, message, dependency } = failure;
         let known = snapshot.status.as_ref().and_then(|status| status.error.as_deref());
-        if known.is_some_and(|error| *error.message == *message) {
+        if known.is_some_and(|error| *error.message == *failure.message) {
             return Action::Backoff;
         }
-        match self.is_outdated(dependency).await {
-            Ok(true) => return Action::Requeue,
-            Ok(false) => {}
-            Err(error) => {
+        if let Some(dependency) = &failure.dependency {
+            if let Err(error) = self.refresh_dependency(dependency).await {
                 let writer = &self.context.writer;
                 return action_for_write_error::<VolumeSnapshot>(writer, &snapshot.key, &error).await;
             }
+            let verdict = rules::decide_snapshot(&self.context.cache, snapshot);
+            if verdict != SnapshotVerdict::Fail(failure.clone()) {
+                return Action::Requeue;
+            }
         }
+        let resets_ready = failure.resets_ready();
+        let SnapshotFailure { reason, message, .. } = failure;
         let error = status::error_now(&message, (self.context.clock)());
         let mut patch = json!({"error": status::error_value(&error)});
         if resets_ready && let Some(patch) = patch.as_object_mut() {
@@ -531,18 +538,14 @@ impl SnapshotController {
         }
     }
 
-    /// Reads the object that is the reason of a failure from the API server. Returns true if the cache had
-    /// another state of it.
-    async fn is_outdated(&self, dependency: Option<Dependency>) -> Result<bool, ApiError> {
-        let (cache, writer) = (&*self.context.cache, &self.context.writer);
+    /// Reads the object that is the reason of a failure from the API server into the cache.
+    async fn refresh_dependency(&self, dependency: &Dependency) -> Result<(), ApiError> {
+        let writer = &self.context.writer;
         match dependency {
-            None => Ok(false),
-            Some(Dependency::Class(name)) => is_outdated::<VolumeSnapshotClass>(cache, writer, &name).await,
-            Some(Dependency::Claim(key)) => is_outdated::<Claim>(cache, writer, &key).await,
-            Some(Dependency::Volume(name)) => is_outdated::<Volume>(cache, writer, &name).await,
-            Some(Dependency::Content(name)) => {
-                is_outdated::<VolumeSnapshotContent>(cache, writer, &name).await
-            }
+            Dependency::Class(name) => refresh_reason::<VolumeSnapshotClass>(writer, name).await,
+            Dependency::Claim(key) => refresh_reason::<Claim>(writer, key).await,
+            Dependency::Volume(name) => refresh_reason::<Volume>(writer, name).await,
+            Dependency::Content(name) => refresh_reason::<VolumeSnapshotContent>(writer, name).await,
         }
     }
 

@@ -105,7 +105,7 @@ impl DeclaredController for Snapshotter {
         let (drivers, others): (Vec<_>, Vec<_>) =
             process.drivers.iter().partition(|(_, driver)| takes_snapshots(&driver.backend));
         for (name, _) in others {
-            tracing::info!(driver = %name, "the driver takes no snapshots: it lacks the ability snapshots");
+            tracing::info!(driver = %name, "no snapshots: the driver lacks the ability snapshots");
         }
         let backends: Vec<_> = process.drivers.values().map(|driver| Arc::clone(&driver.backend)).collect();
         SnapshotterContext {

@@ -39,7 +39,7 @@ use crate::{
     events::{EventRecorder, EventSpec},
     node_local::LocalNode,
     orphans::OrphanScanner,
-    reconcile::{EVENT_REPEAT_INTERVAL, MAX_EFFECTS, action_for_write_error, is_outdated, subscribe},
+    reconcile::{EVENT_REPEAT_INTERVAL, MAX_EFFECTS, action_for_write_error, refresh_reason, subscribe},
     restore_check::RestoreCheck,
     settings::CallSettings,
     snapshot_controller::{error_now, error_value},
@@ -579,17 +579,25 @@ impl Snapshotter {
 
     /// Fails as [`fail`](Self::fail), unless the reason is a class of which the cache has an outdated state.
     async fn fail_call(&self, content: &VolumeSnapshotContent, error: CallError) -> Action {
+        let message = error.to_string();
         if let CallError::Content(error) = &error
             && let Some(class) = error.class()
+            && !Self::has_error(content, &message)
         {
-            let (cache, writer) = (&self.context.cache, &self.context.writer);
-            match is_outdated::<VolumeSnapshotClass>(cache, writer, class).await {
-                Ok(false) => {}
-                Ok(true) => return Action::Requeue,
-                Err(error) => return self.action_for_error(content, &error).await,
+            if let Err(error) = refresh_reason::<VolumeSnapshotClass>(&self.context.writer, class).await {
+                return self.action_for_error(content, &error).await;
+            }
+            if rules::find_class(&self.context.cache, content).err().as_ref() != Some(error) {
+                return Action::Requeue;
             }
         }
-        self.fail(content, error.to_string(), None).await
+        self.fail(content, message, None).await
+    }
+
+    /// Returns true if the status has this error.
+    fn has_error(content: &VolumeSnapshotContent, message: &str) -> bool {
+        let known = content.status.as_ref().and_then(|status| status.error.as_deref());
+        known.is_some_and(|error| *error.message == *message)
     }
 
     /// Writes a failure to the status, unless the status has it, and emits its event then. Returns the
@@ -608,8 +616,7 @@ impl Snapshotter {
             }
             None => Action::Backoff,
         };
-        let known = content.status.as_ref().and_then(|status| status.error.as_deref());
-        if known.is_some_and(|error| *error.message == *message) {
+        if Self::has_error(content, &message) {
             return action;
         }
         let reason = match content.status {

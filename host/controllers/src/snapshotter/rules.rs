@@ -246,7 +246,7 @@ pub enum ContentError {
 }
 
 impl ContentError {
-    /// The class whose state is the reason.
+    /// The class that is missing, cannot be decoded, or is for another driver.
     pub fn class(&self) -> Option<&VolumeSnapshotClassName> {
         match self {
             Self::ClassMissing(class) | Self::ClassUndecodable(class) | Self::ClassOfOther { class, .. } => {
@@ -317,7 +317,11 @@ fn create_request(
     })
 }
 
-fn find_class(
+/// The class of a content.
+///
+/// # Errors
+/// The class is missing, cannot be decoded, or is for another driver.
+pub fn find_class(
     cache: &Cache,
     content: &VolumeSnapshotContent,
 ) -> Result<Arc<VolumeSnapshotClass>, ContentError> {

@@ -121,3 +121,17 @@ fn write_footer(writer: &mut TextWriter, report: &SuiteReport) {
         writer.line(format_args!("leftover: {leftover}"));
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_report_in_which_no_case_ran_says_so() {
+        let mut report = SuiteReport::new("array.wasm".to_owned(), 1, "cofferdam backend test".to_owned());
+        assert!(write(&report, false).contains("\n0 passed, 0 failed, 0 skipped: no case ran"));
+        let case = crate::cases().next().unwrap();
+        report.entries.push(CaseReport::new(case, CaseOutcome::Passed, std::time::Duration::ZERO));
+        assert!(write(&report, false).contains("\n1 passed, 0 failed, 0 skipped\n"));
+    }
+}

@@ -178,9 +178,9 @@ impl Scenario {
 
     /// The messages of the events that the scenario does not expect, for the text of a difference.
     fn unexpected_messages(&self, final_state: &FinalState) -> String {
-        let messages = final_state.event_messages.iter();
-        let unexpected = messages.filter(|(event, _)| !self.events.contains(&event.as_str()));
-        unexpected.map(|(event, message)| format!("; {event}: {message}")).collect()
+        let unexpected = final_state.events.iter().filter(|event| !self.events.contains(&event.as_str()));
+        let messages = unexpected.filter_map(|event| final_state.event_messages.get_key_value(event));
+        messages.map(|(event, message)| format!("; {event}: {message}")).collect()
     }
 
     /// [`differences`](Self::differences), but kinds of work in [`unsettled`](Self::unsettled) need not

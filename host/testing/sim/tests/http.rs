@@ -18,8 +18,7 @@ use tokio::task::JoinSet;
 /// of the table.
 const CONCURRENCY: usize = 36;
 
-/// Rows that run once more with a crash, besides [`always_crashed`]: so many that the test takes about 20
-/// seconds longer.
+/// Rows that run once more with a crash, besides [`always_crashed`].
 const CRASHED_ROWS: usize = 60;
 /// Environment variable with the seed of the rows and effects of the crashes.
 const SEED_VARIABLE: &str = "SIM_HTTP_SEED";

@@ -50,6 +50,15 @@ pub(super) struct SnapshotLookup<'a> {
     snapshots: HashMap<&'a str, &'a VolumeSnapshot>,
 }
 
+/// The reason of a deletion without a newer failure: the finalizers, and the error that the status has. The
+/// call with this error may be repeated still.
+fn deletion_reason(metadata: &ObjectMeta, error: Option<String>) -> Option<String> {
+    match (finalizers_text(metadata), error) {
+        (Some(finalizers), Some(error)) => Some(format!("{finalizers}; last error: {error}")),
+        (finalizers, error) => finalizers.or(error),
+    }
+}
+
 impl<'a> SnapshotLookup<'a> {
     pub(super) fn new(
         kinds: &'a SnapshotObjects,
@@ -108,10 +117,10 @@ impl<'a> SnapshotLookup<'a> {
             self.content_of(snapshot).and_then(|content| failure(content.status.error.as_ref()));
         let message = error.as_ref().or(content_error.as_ref()).map(|(_, message)| message.clone());
         let (state, operation) = if let Some(since) = &snapshot.metadata.deletion_timestamp {
-            // The error of the object itself may be older than its deletion.
             let failed_since = content_error.filter(|(time, _)| *time >= since.0);
-            let reason =
-                failed_since.map(|(_, message)| message).or_else(|| finalizers_text(&snapshot.metadata));
+            let reason = failed_since
+                .map(|(_, message)| message)
+                .or_else(|| deletion_reason(&snapshot.metadata, message));
             ("deleting", Some(SnapshotOperation { operation: DELETE, since: since.0, reason }))
         } else if snapshot.status.ready_to_use == Some(true) {
             ("ready", None)
@@ -127,7 +136,8 @@ impl<'a> SnapshotLookup<'a> {
     pub(super) fn content_state(&self, content: &VolumeSnapshotContent) -> SnapshotState {
         let error = failure(content.status.error.as_ref());
         let (state, operation) = if let Some(since) = &content.metadata.deletion_timestamp {
-            let reason = finalizers_text(&content.metadata);
+            let message = error.as_ref().map(|(_, message)| message.clone());
+            let reason = deletion_reason(&content.metadata, message);
             ("deleting", Some(SnapshotOperation { operation: DELETE, since: since.0, reason }))
         } else if self.is_released(content) {
             ("released", None)

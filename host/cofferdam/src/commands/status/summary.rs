@@ -25,9 +25,10 @@ use crate::snapshot_kinds::{VolumeSnapshot, VolumeSnapshotContent};
 
 /// Maximum number of errors per driver; the newest are shown.
 const MAX_ERRORS: usize = 5;
-/// Provisioner of classes with statically provisioned volumes.
-/// Name of the operation of an object that is being deleted, or whose volume is.
+/// Name of the operation of an object that is being deleted, and of a PersistentVolume that is Released or
+/// Failed.
 pub(super) const DELETE: &str = "delete";
+/// Provisioner of classes with statically provisioned volumes.
 const NO_PROVISIONER: &str = "kubernetes.io/no-provisioner";
 
 /// Objects of the cluster.
@@ -623,7 +624,7 @@ impl<'a> StatusBuilder<'a> {
                 continue;
             }
             let last_error = status.errors.iter().find(|error| error.object == pending.object);
-            // The finalizers of a deleted object only say that something is left to do.
+            // A finalizer only says that something is left to do.
             let failed_since = |error: &&LastError| pending.since.is_some_and(|since| error.time >= since);
             let failure = last_error.filter(|_| pending.operation == DELETE).filter(failed_since);
             let message = |error: &LastError| error.message.clone();

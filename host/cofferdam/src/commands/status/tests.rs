@@ -521,7 +521,7 @@ fn a_deleted_snapshot_shows_what_failed_since_its_deletion() {
     let shown = show(&objects);
     for expected in [
         "snapshot shop/s-1: to delete for 1h0m: SnapshotDeletePending: claim b is restored from it\n",
-        "snapshot shop/s-2: to delete for 1h0m: waiting for finalizers a-backup/keeps\n",
+        "snapshot shop/s-2: to delete for 1h0m: waiting for finalizers a-backup/keeps; last error: the array was busy\n",
     ] {
         assert!(shown.contains(expected), "{expected}\n{shown}");
     }

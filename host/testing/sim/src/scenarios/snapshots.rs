@@ -85,7 +85,7 @@ pub(super) fn after_source(policy: &str, actions: impl IntoIterator<Item = UserA
 /// Time in which a process opens its watches.
 const WATCHES_OPEN: UserAction = Wait(Duration::from_secs(1));
 
-/// A process gets changes of these objects two seconds after [`WATCHES_OPEN`].
+/// The first processes get changes of these objects two seconds after [`WATCHES_OPEN`].
 fn late_watch(path_prefix: &'static str) -> ApiFault {
     let kind = FaultKind::LateWatch(Duration::from_secs(3));
     ApiFault { method: "GET", path_prefix, body_contains: "", kind }
@@ -426,7 +426,7 @@ pub(super) fn scenarios() -> Vec<Scenario> {
             ..taken()
         },
         Scenario {
-            name: "class whose watch is late: no missing class is reported, and the snapshot is taken",
+            name: "class whose watch is late, new snapshot: no missing class is reported",
             actions: vec![
                 WATCHES_OPEN,
                 Create(class("gold")),
@@ -443,7 +443,7 @@ pub(super) fn scenarios() -> Vec<Scenario> {
             ..taken()
         },
         Scenario {
-            name: "class whose watch is late: no missing class is reported",
+            name: "class whose watch is late, existing snapshot: no missing class is reported",
             actions: vec![
                 WATCHES_OPEN,
                 Create(snapshot_class("Retain")),
