@@ -5,6 +5,10 @@ use std::collections::HashMap;
 use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, Time};
 
+/// Name of the operation of an object that is being deleted, and of a PersistentVolume that is Released or
+/// Failed.
+pub(super) const DELETE: &str = "delete";
+
 /// Maps objects to their names, within one namespace or of a cluster-wide kind.
 pub(super) fn by_name<K>(objects: &[K], metadata: impl Fn(&K) -> &ObjectMeta) -> HashMap<&str, &K> {
     let named = objects.iter().filter_map(|object| Some((metadata(object).name.as_deref()?, object)));

@@ -5,10 +5,7 @@ use std::collections::HashMap;
 use jiff::Timestamp;
 use k8s_openapi::{api::core::v1::PersistentVolumeClaim, apimachinery::pkg::apis::meta::v1::ObjectMeta};
 
-use super::{
-    metadata::{by_name, finalizers_text, timestamp_or_epoch},
-    summary::DELETE,
-};
+use super::metadata::{DELETE, by_name, finalizers_text, timestamp_or_epoch};
 use crate::snapshot_kinds::{SnapshotFailure, VolumeSnapshot, VolumeSnapshotClass, VolumeSnapshotContent};
 
 /// Objects of the kinds of snapshots.

@@ -18,16 +18,13 @@ use k8s_openapi::{
 use serde::Serialize;
 
 use super::{
-    metadata::{by_name, finalizers_text, timestamp_or_epoch},
+    metadata::{DELETE, by_name, finalizers_text, timestamp_or_epoch},
     snapshots::{SnapshotLookup, SnapshotObjects, SnapshotOperation, SnapshotState},
 };
 use crate::snapshot_kinds::{VolumeSnapshot, VolumeSnapshotContent};
 
 /// Maximum number of errors per driver; the newest are shown.
 const MAX_ERRORS: usize = 5;
-/// Name of the operation of an object that is being deleted, and of a PersistentVolume that is Released or
-/// Failed.
-pub(super) const DELETE: &str = "delete";
 /// Provisioner of classes with statically provisioned volumes.
 const NO_PROVISIONER: &str = "kubernetes.io/no-provisioner";
 
