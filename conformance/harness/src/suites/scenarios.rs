@@ -158,7 +158,8 @@ async fn config(kubeconfig: &Path) -> Result<Config> {
 
 /// Runs a scenario without a crash, and then perhaps with a crash of the first simulated process after a
 /// random one of its effects. The second run is left out if this process has no effect, because the process
-/// of another node does all the work. A scenario that is skipped on Kubernetes is not run, only counted and noted.
+/// of another node does all the work. A scenario that is skipped on Kubernetes is not run, only counted and
+/// noted.
 async fn run_with_and_without_crash(
     run: &SuiteRun,
     client: &Client,

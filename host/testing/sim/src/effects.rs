@@ -55,8 +55,8 @@ pub enum FaultKind {
     Forbidden,
     /// Every matching request is rejected with 403 Forbidden.
     ForbiddenAlways,
-    /// Every matching watch is sent after this time: the processes get the changes until then late. It requires
-    /// the method GET, and matches watches only.
+    /// Every matching watch is sent after this time: the processes get the changes until then late. It
+    /// requires the method GET, and matches watches only.
     LateWatch(Duration),
 }
 
