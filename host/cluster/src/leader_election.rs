@@ -134,6 +134,13 @@ impl LeaseDurations {
         }
         Ok(())
     }
+
+    /// `leaseDurationSeconds`, rounded up: after a shorter time, another candidate would take the Lease within
+    /// the renew deadline of its holder.
+    fn lease_seconds(self) -> i64 {
+        let fraction = u64::from(self.lease_duration.subsec_nanos() > 0);
+        i64::try_from(self.lease_duration.as_secs().saturating_add(fraction)).unwrap_or(i64::MAX)
+    }
 }
 
 impl Default for LeaseDurations {
@@ -874,7 +881,7 @@ impl LeaderElector {
     }
 
     fn lease_seconds(&self) -> i64 {
-        i64::try_from(self.candidate.durations.lease_duration.as_secs()).unwrap_or(i64::MAX)
+        self.candidate.durations.lease_seconds()
     }
 
     /// The time of a write: that of the clock, or later if the clock has not moved on since the last write. A

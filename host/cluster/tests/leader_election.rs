@@ -746,3 +746,21 @@ async fn a_leader_renews_or_ends_its_term_soon_after_a_suspension() {
         renewing.abort();
     }
 }
+
+/// The renew deadline is longer than the whole seconds of the Lease's duration.
+#[tokio::test(start_paused = true)]
+async fn a_duration_with_a_fraction_is_rounded_up() {
+    let api = api_with_namespace().await;
+    let wire = FaultyApi::new(&api);
+    let durations = LeaseDurations {
+        lease_duration: Duration::from_millis(15_900),
+        renew_deadline: Duration::from_millis(15_500),
+        retry_period: Duration::from_secs(5),
+    };
+    durations.validate().unwrap();
+    let candidate = LeaseCandidate { durations, ..candidate("a") };
+    let api_client = ApiClient::new(wire.client(), Metrics::default());
+    let mut elector = LeaderElector::new(api_client, clock(), Metrics::default(), candidate);
+    elector.acquire().await.unwrap();
+    assert_eq!(lease(&api).await["spec"]["leaseDurationSeconds"], 16);
+}
