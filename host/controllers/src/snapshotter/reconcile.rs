@@ -29,7 +29,7 @@ use tokio_util::sync::CancellationToken;
 use super::{
     event_component,
     polls::Polls,
-    rules::{self, ContentError, CreatedVerdict, SnapshotterVerdict},
+    rules::{self, ContentError, CreatedVerdict, SnapshotIdentity, SnapshotterVerdict},
     settings::SnapshotSettings,
     unlabelled::UnlabelledContents,
 };
@@ -437,10 +437,22 @@ impl Snapshotter {
     /// Writes the result of CreateSnapshot, or of a read, to the status.
     async fn save(&self, content: &VolumeSnapshotContent, snapshot: &Snapshot) -> Result<(), Action> {
         let known = content.status.as_ref();
-        // As csi-snapshotter, which writes neither a second time.
-        let handle = known.and_then(|known| known.handle.as_ref()).unwrap_or(&snapshot.handle);
-        let created =
-            known.and_then(|known| known.creation_time).unwrap_or_else(|| self.created_at(snapshot));
+        let (handle, created) = match rules::compare_with_status(known, snapshot) {
+            // As csi-snapshotter, which writes neither a second time.
+            SnapshotIdentity::Known => (
+                known.and_then(|known| known.handle.as_ref()).unwrap_or(&snapshot.handle),
+                known.and_then(|known| known.creation_time).unwrap_or_else(|| self.created_at(snapshot)),
+            ),
+            SnapshotIdentity::Recreated => {
+                tracing::warn!(
+                    content = %content.name,
+                    handle = %snapshot.handle,
+                    "the driver has taken the snapshot again: the first one was lost before it was ready"
+                );
+                (&snapshot.handle, self.created_at(snapshot))
+            }
+            SnapshotIdentity::Foreign => return Ok(()),
+        };
         // A reply without a size says nothing about it.
         let size = snapshot.size.filter(|size| *size > 0).and_then(|size| i64::try_from(size).ok());
         let mut status = json!({

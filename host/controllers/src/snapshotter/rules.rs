@@ -14,7 +14,7 @@ use cofferdam_domain::{
     names::RESERVED_PARAMETER_PREFIX,
     storage::{CreateSnapshot, ErrorKind, Finality, Parameters, Snapshot, SnapshotOwner, StorageError},
     volume::SecretRef,
-    volume_snapshot::{DeletionPolicy, SnapshotContentSource},
+    volume_snapshot::{DeletionPolicy, SnapshotContentSource, SnapshotContentStatus},
 };
 
 use super::settings::SnapshotSettings;
@@ -164,6 +164,31 @@ fn decide_deletion(cache: &Cache, content: &VolumeSnapshotContent, is_frozen: bo
     match contents.iter().find(|other| keeps_snapshot(other, content)) {
         None => SnapshotterVerdict::Delete(handle.clone()),
         Some(other) => SnapshotterVerdict::FailDeletion(kept_by(&other.name, handle)),
+    }
+}
+
+/// The snapshot in a response, compared with that of a content's status.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum SnapshotIdentity {
+    /// The status has no handle, or this one.
+    Known,
+    /// The status has another handle, of a snapshot that was never ready. The driver takes a snapshot by its
+    /// name, so that the first one is gone: it was deleted at the storage.
+    Recreated,
+    /// The status has the handle of a snapshot that was ready. It may have been restored, and stays.
+    Foreign,
+}
+
+/// Compares the snapshot in a response with that of a content's status. csi-snapshotter keeps the first handle
+/// and writes the readiness of the other snapshot, so that a content may be ready without a snapshot.
+pub fn compare_with_status(status: Option<&SnapshotContentStatus>, snapshot: &Snapshot) -> SnapshotIdentity {
+    let Some(status) = status else { return SnapshotIdentity::Known };
+    match &status.handle {
+        Some(handle) if *handle != snapshot.handle => match status.ready {
+            Some(true) => SnapshotIdentity::Foreign,
+            Some(false) | None => SnapshotIdentity::Recreated,
+        },
+        Some(_) | None => SnapshotIdentity::Known,
     }
 }
 

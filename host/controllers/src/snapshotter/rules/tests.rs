@@ -360,3 +360,32 @@ fn only_final_errors_end_the_creation() {
     assert_eq!(message, "the driver returned a snapshot of volume w; expected volume v");
     assert!(!is_final);
 }
+
+#[test]
+fn a_snapshot_that_was_lost_before_it_was_ready_is_replaced() {
+    let snapshot = Snapshot {
+        handle: "snap-2".into(),
+        source: "v".into(),
+        size: None,
+        created_at_ms: 0,
+        ready: true,
+        group: None,
+        owner: None,
+    };
+    let status = |handle: Option<&str>, ready| SnapshotContentStatus {
+        handle: handle.map(Into::into),
+        ready,
+        ..SnapshotContentStatus::default()
+    };
+    for (status, expected) in [
+        (None, SnapshotIdentity::Known),
+        (Some(status(None, None)), SnapshotIdentity::Known),
+        (Some(status(Some("snap-2"), Some(false))), SnapshotIdentity::Known),
+        (Some(status(Some("snap-2"), Some(true))), SnapshotIdentity::Known),
+        (Some(status(Some("snap-1"), Some(false))), SnapshotIdentity::Recreated),
+        (Some(status(Some("snap-1"), None)), SnapshotIdentity::Recreated),
+        (Some(status(Some("snap-1"), Some(true))), SnapshotIdentity::Foreign),
+    ] {
+        assert_eq!(compare_with_status(status.as_ref(), &snapshot), expected, "{status:?}");
+    }
+}
