@@ -70,15 +70,38 @@ pub(crate) async fn run(
     let resolved = ResolvedConfig::for_cluster(&values, environment)?;
     let name = resolved.configuration.node_name.as_ref().ok_or(PreStopError::NoNodeName)?;
     let cluster = client::connect(&resolved.configuration, &ClientEnvironment::from_process()).await?;
-    let node = Api::<Node>::all(cluster.client)
-        .get_opt(name)
+    let started = Instant::now();
+    let deadline = started + timeout.get();
+    let nodes = Api::<Node>::all(cluster.client);
+    let node = read_until(deadline, || nodes.get_opt(name))
         .await
         .map_err(|error| PreStopError::Node { node: name.clone(), problem: one_line(&error) })?;
     if !node.as_ref().is_some_and(is_drained) {
         return Ok((TerminalText::from_lines("the node is not drained\n"), true));
     }
-    wait_without_records(&flags.node_records, timeout.get()).await?;
+    wait_without_records(&flags.node_records, started, timeout.get()).await?;
     Ok((TerminalText::from_lines("the node is drained, and has no volumes\n"), true))
+}
+
+/// Repeats a read until it succeeds or the deadline has passed. A node is also drained while the control plane
+/// is upgraded. A rejection is final: the account lacks a permission.
+async fn read_until<T, F: Future<Output = kube::Result<T>>>(
+    deadline: Instant,
+    read: impl Fn() -> F,
+) -> kube::Result<T> {
+    loop {
+        match read().await {
+            Err(error) if !is_rejection(&error) && Instant::now() + INTERVAL < deadline => {
+                sleep(INTERVAL).await
+            }
+            result => return result,
+        }
+    }
+}
+
+/// Reports if the API server rejects a request, and would reject it again.
+fn is_rejection(error: &kube::Error) -> bool {
+    matches!(error, kube::Error::Api(status) if matches!(status.code, 400 | 401 | 403 | 404 | 422))
 }
 
 /// Returns true if pods are moved away from a node: it is cordoned, or about to be removed.
@@ -90,8 +113,12 @@ fn is_drained(node: &Node) -> bool {
     })
 }
 
-async fn wait_without_records(directory: &Path, timeout: Duration) -> Result<(), PreStopError> {
-    let started = Instant::now();
+/// Waits until there is no record, or until `timeout` has passed since `started`.
+async fn wait_without_records(
+    directory: &Path,
+    started: Instant,
+    timeout: Duration,
+) -> Result<(), PreStopError> {
     loop {
         let count = count_records(directory)
             .map_err(|source| PreStopError::Records { path: directory.to_owned(), source })?;
@@ -141,26 +168,43 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
+    async fn a_read_is_repeated_until_the_deadline_unless_it_is_rejected() {
+        let status = |code| kube::Error::Api(Box::new(kube::core::Status { code, ..Default::default() }));
+        for (failures, code, expected) in [(3, 429, true), (3, 503, true), (100, 503, false), (1, 403, false)]
+        {
+            let attempts = std::cell::Cell::new(0);
+            let read = || {
+                attempts.set(attempts.get() + 1);
+                std::future::ready(if attempts.get() > failures { Ok(()) } else { Err(status(code)) })
+            };
+            let deadline = Instant::now() + Duration::from_secs(30);
+            assert_eq!(read_until(deadline, read).await.is_ok(), expected, "{code}");
+            let most = if code == 403 { 1 } else { 30 };
+            assert!(attempts.get() <= most, "{code}: {}", attempts.get());
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
     async fn it_waits_until_the_last_record_is_removed_or_the_timeout() {
         const TIMEOUT: Duration = Duration::from_secs(240);
         let directory = tempfile::TempDir::new().unwrap();
         let missing = directory.path().join("missing");
-        wait_without_records(&missing, TIMEOUT).await.unwrap();
+        wait_without_records(&missing, Instant::now(), TIMEOUT).await.unwrap();
         let record = directory.path().join("volume.json");
         std::fs::write(&record, "{}").unwrap();
         std::fs::write(directory.path().join("volume.new"), "{}").unwrap();
-        let error = wait_without_records(directory.path(), TIMEOUT).await.unwrap_err();
+        let error = wait_without_records(directory.path(), Instant::now(), TIMEOUT).await.unwrap_err();
         assert!(error.to_string().starts_with("1 volumes of this node are mounted after 240s"), "{error}");
         let removal = async {
             sleep(Duration::from_millis(99_500)).await;
             std::fs::remove_file(&record).unwrap();
         };
         let started = Instant::now();
-        let (waited, ()) = tokio::join!(wait_without_records(directory.path(), TIMEOUT), removal);
+        let (waited, ()) = tokio::join!(wait_without_records(directory.path(), started, TIMEOUT), removal);
         waited.unwrap();
         assert_eq!(started.elapsed().as_secs(), 100);
         let file = directory.path().join("volume.new");
-        let error = wait_without_records(&file, TIMEOUT).await.unwrap_err();
+        let error = wait_without_records(&file, Instant::now(), TIMEOUT).await.unwrap_err();
         assert!(error.to_string().starts_with("cannot list the records in "), "{error}");
     }
 }
