@@ -6,7 +6,7 @@
 //! [`Restoring`] has no capability in CSI.
 //!
 //! The functions have no default because every result is a statement about the storage. The only exception is
-//! [`Snapshots::get`], whose documentation describes the default.
+//! [`Snapshots::get_snapshot`], whose documentation describes the default.
 //!
 //! Besides the errors that are listed at a function, the function returns failures of the storage, such as
 //! [`unavailable`](crate::StorageError::unavailable).
@@ -69,7 +69,7 @@ pub trait Cloning {
     /// - [`not_found`](crate::StorageError::not_found) if the source does not exist.
     /// - [`out_of_range`](crate::StorageError::out_of_range) if the requested size is smaller than the source
     ///   volume.
-    /// - The errors of [`Backend::create`](crate::Backend::create).
+    /// - The errors of [`Backend::create_volume`](crate::Backend::create_volume).
     fn create_from_volume(request: CreateRequest, source: VolumeHandle) -> Result<Volume>;
 }
 
@@ -113,7 +113,7 @@ pub trait Restoring {
     /// - [`not_found`](crate::StorageError::not_found) if the snapshot does not exist.
     /// - [`out_of_range`](crate::StorageError::out_of_range) if the requested size is smaller than the
     ///   snapshot.
-    /// - The errors of [`Backend::create`](crate::Backend::create).
+    /// - The errors of [`Backend::create_volume`](crate::Backend::create_volume).
     fn create_from_snapshot(request: CreateRequest, source: SnapshotHandle) -> Result<Volume>;
 }
 
@@ -313,7 +313,7 @@ impl<B: Modification> bindings::modification::exports::cofferdam::storage::modif
 /// }
 ///
 /// impl Snapshots for MyArray {
-///     fn create(request: SnapshotRequest) -> Result<Snapshot> {
+///     fn create_snapshot(request: SnapshotRequest) -> Result<Snapshot> {
 ///         let handle = handle::from_name("snap", &request.name);
 ///         state::decide(&state::HostStore, |store| match state::read::<String>(store, &handle)? {
 ///             Some(found) if found.value != request.source => {
@@ -327,7 +327,7 @@ impl<B: Modification> bindings::modification::exports::cofferdam::storage::modif
 ///         })
 ///     }
 ///
-///     fn delete(handle: String) -> Result<()> {
+///     fn delete_snapshot(handle: String) -> Result<()> {
 ///         state::decide(&state::HostStore, |store| {
 ///             Ok(match store.get(&handle)? {
 ///                 Some(found) => Decision::Commit(vec![state::remove(&handle, found.version)], ()),
@@ -336,7 +336,7 @@ impl<B: Modification> bindings::modification::exports::cofferdam::storage::modif
 ///         })
 ///     }
 ///
-///     fn list(source: Option<String>, after: Option<String>, limit: Option<u32>) -> Result<SnapshotPage> {
+///     fn list_snapshots(source: Option<String>, after: Option<String>, limit: Option<u32>) -> Result<SnapshotPage> {
 ///         let mut snapshots = Vec::new();
 ///         for found in state::HostStore.scan("snap-", None, u32::MAX)?.entries {
 ///             if let Some(read) = state::read::<String>(&state::HostStore, &found.key)? {
@@ -356,12 +356,12 @@ impl<B: Modification> bindings::modification::exports::cofferdam::storage::modif
 ///     parameters: Vec::new(),
 ///     owner: None,
 /// };
-/// let cut = MyArray::create(of("vol-a")).unwrap();
-/// assert_eq!(MyArray::create(of("vol-a")).unwrap(), cut, "the same call finds it");
-/// assert_eq!(MyArray::create(of("vol-b")).unwrap_err().kind, ErrorKind::AlreadyExists);
-/// assert_eq!(MyArray::get(cut.handle.clone()).unwrap(), cut, "found by the default, in the list");
-/// MyArray::delete(cut.handle.clone()).unwrap();
-/// assert_eq!(MyArray::get(cut.handle).unwrap_err().kind, ErrorKind::NotFound);
+/// let cut = MyArray::create_snapshot(of("vol-a")).unwrap();
+/// assert_eq!(MyArray::create_snapshot(of("vol-a")).unwrap(), cut, "the same call finds it");
+/// assert_eq!(MyArray::create_snapshot(of("vol-b")).unwrap_err().kind, ErrorKind::AlreadyExists);
+/// assert_eq!(MyArray::get_snapshot(cut.handle.clone()).unwrap(), cut, "found by the default, in the list");
+/// MyArray::delete_snapshot(cut.handle.clone()).unwrap();
+/// assert_eq!(MyArray::get_snapshot(cut.handle).unwrap_err().kind, ErrorKind::NotFound);
 /// ```
 pub trait Snapshots {
     /// Creates a snapshot, or returns the snapshot that an earlier identical call created.
@@ -372,7 +372,7 @@ pub trait Snapshots {
     ///   another source.
     /// - [`resource_exhausted`](crate::StorageError::resource_exhausted) if there is too little space.
     /// - [`not_found`](crate::StorageError::not_found) if the source does not exist.
-    fn create(request: SnapshotRequest) -> Result<Snapshot>;
+    fn create_snapshot(request: SnapshotRequest) -> Result<Snapshot>;
 
     /// Deletes a snapshot. Succeeds if it does not exist.
     ///
@@ -381,21 +381,21 @@ pub trait Snapshots {
     /// - [`invalid_argument`](crate::StorageError::invalid_argument) if the snapshot is a member of a group.
     /// - [`failed_precondition`](crate::StorageError::failed_precondition) if another object depends on the
     ///   snapshot.
-    fn delete(handle: SnapshotHandle) -> Result<()>;
+    fn delete_snapshot(handle: SnapshotHandle) -> Result<()>;
 
     /// Returns a snapshot.
     ///
-    /// The default searches the pages of [`list`](Self::list) until it finds the snapshot, so it may read
+    /// The default searches the pages of [`list_snapshots`](Self::list_snapshots) until it finds the snapshot, so it may read
     /// every snapshot of the storage. Override it if the storage can read a single snapshot.
     ///
     /// # Errors
     ///
     /// - [`not_found`](crate::StorageError::not_found) if the snapshot does not exist.
-    /// - In the default, the errors of [`list`](Self::list).
-    fn get(handle: SnapshotHandle) -> Result<Snapshot> {
+    /// - In the default, the errors of [`list_snapshots`](Self::list_snapshots).
+    fn get_snapshot(handle: SnapshotHandle) -> Result<Snapshot> {
         let mut after = None;
         loop {
-            let SnapshotPage { snapshots, next } = Self::list(None, after, None)?;
+            let SnapshotPage { snapshots, next } = Self::list_snapshots(None, after, None)?;
             if let Some(found) = snapshots.into_iter().find(|snapshot| snapshot.handle == handle) {
                 return Ok(found);
             }
@@ -413,24 +413,28 @@ pub trait Snapshots {
     /// # Errors
     ///
     /// - [`aborted`](crate::StorageError::aborted) if no listing returned the token `after`.
-    fn list(source: Option<VolumeHandle>, after: Option<String>, limit: Option<u32>) -> Result<SnapshotPage>;
+    fn list_snapshots(
+        source: Option<VolumeHandle>,
+        after: Option<String>,
+        limit: Option<u32>,
+    ) -> Result<SnapshotPage>;
 }
 
 impl<B: Snapshots> bindings::snapshots::exports::cofferdam::storage::snapshots::Guest for Component<B> {
     fn create(request: SnapshotRequest) -> Result<Snapshot> {
-        <B as Snapshots>::create(request)
+        <B as Snapshots>::create_snapshot(request)
     }
 
     fn delete(handle: SnapshotHandle) -> Result<()> {
-        <B as Snapshots>::delete(handle)
+        <B as Snapshots>::delete_snapshot(handle)
     }
 
     fn get(handle: SnapshotHandle) -> Result<Snapshot> {
-        <B as Snapshots>::get(handle)
+        <B as Snapshots>::get_snapshot(handle)
     }
 
     fn list(source: Option<VolumeHandle>, after: Option<String>, limit: Option<u32>) -> Result<SnapshotPage> {
-        <B as Snapshots>::list(source, after, limit)
+        <B as Snapshots>::list_snapshots(source, after, limit)
     }
 }
 
@@ -460,19 +464,19 @@ impl<B: Snapshots> bindings::snapshots::exports::cofferdam::storage::snapshots::
 /// }
 ///
 /// impl GroupSnapshots for MyArray {
-///     fn create(request: GroupRequest) -> Result<GroupSnapshot> {
+///     fn create_group_snapshot(request: GroupRequest) -> Result<GroupSnapshot> {
 ///         let handle = handle::from_name("group", &request.name);
 ///         let url = http::url("http://array", &["groups", &handle])?;
 ///         let cut = Request::put(url).json(&request.sources)?.send()?.ok_or(|_| None)?;
 ///         Ok(group(handle, request.sources, cut.json()?))
 ///     }
 ///
-///     fn delete(handle: String, _snapshots: Vec<SnapshotHandle>) -> Result<()> {
+///     fn delete_group_snapshot(handle: String, _snapshots: Vec<SnapshotHandle>) -> Result<()> {
 ///         let response = Request::delete(http::url("http://array", &["groups", &handle])?).send()?;
 ///         if response.status == 404 { Ok(()) } else { response.ok_or(|_| None).map(|_| ()) }
 ///     }
 ///
-///     fn get(handle: String, _snapshots: Vec<SnapshotHandle>) -> Result<GroupSnapshot> {
+///     fn get_group_snapshot(handle: String, _snapshots: Vec<SnapshotHandle>) -> Result<GroupSnapshot> {
 ///         let response = Request::get(http::url("http://array", &["groups", &handle])?).send()?;
 ///         let (sources, created_at_ms) = response.ok_or(|_| None)?.json()?;
 ///         Ok(group(handle, sources, created_at_ms))
@@ -491,8 +495,8 @@ impl<B: Snapshots> bindings::snapshots::exports::cofferdam::storage::snapshots::
 ///     parameters: Vec::new(),
 ///     owner: None,
 /// };
-/// let cut = MyArray::create(request).unwrap();
-/// assert_eq!(MyArray::get(cut.handle.clone(), Vec::new()).unwrap(), cut);
+/// let cut = MyArray::create_group_snapshot(request).unwrap();
+/// assert_eq!(MyArray::get_group_snapshot(cut.handle.clone(), Vec::new()).unwrap(), cut);
 /// ```
 pub trait GroupSnapshots {
     /// Creates a group: one snapshot of each source, all at the same point in time. If one snapshot cannot be
@@ -504,7 +508,7 @@ pub trait GroupSnapshots {
     ///   sources.
     /// - [`resource_exhausted`](crate::StorageError::resource_exhausted) if there is too little space.
     /// - [`not_found`](crate::StorageError::not_found) if a source does not exist.
-    fn create(request: GroupRequest) -> Result<GroupSnapshot>;
+    fn create_group_snapshot(request: GroupRequest) -> Result<GroupSnapshot>;
 
     /// Deletes a group and its snapshots. Succeeds if the group does not exist.
     ///
@@ -514,7 +518,7 @@ pub trait GroupSnapshots {
     ///   member. Then no member is deleted.
     /// - [`invalid_argument`](crate::StorageError::invalid_argument) if `snapshots` are not exactly the
     ///   members of the group.
-    fn delete(handle: String, snapshots: Vec<SnapshotHandle>) -> Result<()>;
+    fn delete_group_snapshot(handle: String, snapshots: Vec<SnapshotHandle>) -> Result<()>;
 
     /// Returns a group.
     ///
@@ -523,22 +527,22 @@ pub trait GroupSnapshots {
     /// - [`not_found`](crate::StorageError::not_found) if the group does not exist.
     /// - [`invalid_argument`](crate::StorageError::invalid_argument) if `snapshots` are not exactly the
     ///   members of the group.
-    fn get(handle: String, snapshots: Vec<SnapshotHandle>) -> Result<GroupSnapshot>;
+    fn get_group_snapshot(handle: String, snapshots: Vec<SnapshotHandle>) -> Result<GroupSnapshot>;
 }
 
 impl<B: GroupSnapshots> bindings::group_snapshots::exports::cofferdam::storage::group_snapshots::Guest
     for Component<B>
 {
     fn create(request: GroupRequest) -> Result<GroupSnapshot> {
-        <B as GroupSnapshots>::create(request)
+        <B as GroupSnapshots>::create_group_snapshot(request)
     }
 
     fn delete(handle: String, snapshots: Vec<SnapshotHandle>) -> Result<()> {
-        <B as GroupSnapshots>::delete(handle, snapshots)
+        <B as GroupSnapshots>::delete_group_snapshot(handle, snapshots)
     }
 
     fn get(handle: String, snapshots: Vec<SnapshotHandle>) -> Result<GroupSnapshot> {
-        <B as GroupSnapshots>::get(handle, snapshots)
+        <B as GroupSnapshots>::get_group_snapshot(handle, snapshots)
     }
 }
 
@@ -553,7 +557,7 @@ impl<B: GroupSnapshots> bindings::group_snapshots::exports::cofferdam::storage::
 /// struct MyArray;
 ///
 /// impl Listing for MyArray {
-///     fn list(after: Option<String>, limit: Option<u32>) -> Result<VolumePage> {
+///     fn list_volumes(after: Option<String>, limit: Option<u32>) -> Result<VolumePage> {
 ///         let response = Request::get("http://array/volumes").send()?;
 ///         let all: Vec<(String, u64)> = response.ok_or(|_| None)?.json()?;
 ///         let page = paging::page(all, |(name, _)| name, after.as_deref(), limit)?;
@@ -571,9 +575,9 @@ impl<B: GroupSnapshots> bindings::group_snapshots::exports::cofferdam::storage::
 /// let _host = mock::MockHost::new()
 ///     .on(Method::Get, "http://array/", |_| Ok(Response::new(200).with_body(r#"[["b", 2], ["a", 1]]"#)))
 ///     .install();
-/// let first = MyArray::list(None, Some(1)).unwrap();
+/// let first = MyArray::list_volumes(None, Some(1)).unwrap();
 /// assert_eq!(first.volumes[0].volume.handle, "a");
-/// let rest = MyArray::list(first.next, Some(1)).unwrap();
+/// let rest = MyArray::list_volumes(first.next, Some(1)).unwrap();
 /// assert_eq!((rest.volumes[0].volume.handle.as_str(), rest.next), ("b", None));
 /// ```
 pub trait Listing {
@@ -583,12 +587,12 @@ pub trait Listing {
     /// # Errors
     ///
     /// - [`aborted`](crate::StorageError::aborted) if no listing returned the token `after`.
-    fn list(after: Option<String>, limit: Option<u32>) -> Result<VolumePage>;
+    fn list_volumes(after: Option<String>, limit: Option<u32>) -> Result<VolumePage>;
 }
 
 impl<B: Listing> bindings::listing::exports::cofferdam::storage::listing::Guest for Component<B> {
     fn list(after: Option<String>, limit: Option<u32>) -> Result<VolumePage> {
-        <B as Listing>::list(after, limit)
+        <B as Listing>::list_volumes(after, limit)
     }
 }
 
@@ -603,7 +607,7 @@ impl<B: Listing> bindings::listing::exports::cofferdam::storage::listing::Guest 
 /// struct MyArray;
 ///
 /// impl Inspection for MyArray {
-///     fn get(handle: String) -> Result<VolumeStatus> {
+///     fn get_volume(handle: String) -> Result<VolumeStatus> {
 ///         let response = Request::get(http::url("http://array", &["volumes", &handle])?).send()?;
 ///         let found = response.ok_or(|response| match response.status {
 ///             404 => Some(StorageError::not_found(format!("there is no volume {handle:?}"))),
@@ -627,8 +631,8 @@ impl<B: Listing> bindings::listing::exports::cofferdam::storage::listing::Guest 
 ///     .on(Method::Get, "http://array/", |_| Ok(Response::new(404)))
 ///     .on(Method::Get, "http://array/volumes/vol-a", |_| Ok(Response::new(200).with_body(r#"[7, "slow"]"#)))
 ///     .install();
-/// assert!(MyArray::get("vol-a".to_owned()).unwrap().condition.unwrap().abnormal);
-/// assert_eq!(MyArray::get("vol-b".to_owned()).unwrap_err().kind, ErrorKind::NotFound);
+/// assert!(MyArray::get_volume("vol-a".to_owned()).unwrap().condition.unwrap().abnormal);
+/// assert_eq!(MyArray::get_volume("vol-b".to_owned()).unwrap_err().kind, ErrorKind::NotFound);
 /// ```
 pub trait Inspection {
     /// Returns a volume and its status.
@@ -636,12 +640,12 @@ pub trait Inspection {
     /// # Errors
     ///
     /// - [`not_found`](crate::StorageError::not_found) if the volume does not exist.
-    fn get(handle: VolumeHandle) -> Result<VolumeStatus>;
+    fn get_volume(handle: VolumeHandle) -> Result<VolumeStatus>;
 }
 
 impl<B: Inspection> bindings::inspection::exports::cofferdam::storage::inspection::Guest for Component<B> {
     fn get(handle: VolumeHandle) -> Result<VolumeStatus> {
-        <B as Inspection>::get(handle)
+        <B as Inspection>::get_volume(handle)
     }
 }
 

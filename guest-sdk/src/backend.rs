@@ -27,7 +27,7 @@ use crate::{
 ///         Ok(Description::new("csi.my-array.example", env!("CARGO_PKG_VERSION")))
 ///     }
 ///
-///     fn create(request: CreateRequest) -> Result<Volume> {
+///     fn create_volume(request: CreateRequest) -> Result<Volume> {
 ///         let handle = handle::from_name("vol", &request.name);
 ///         let made = Request::put(url(&handle)?).json(&request.capacity.required_bytes)?.send()?;
 ///         let made = made.ok_or(|response| match response.status {
@@ -37,7 +37,7 @@ use crate::{
 ///         Ok(Volume::new(handle, made.json()?))
 ///     }
 ///
-///     fn delete(handle: String) -> Result<()> {
+///     fn delete_volume(handle: String) -> Result<()> {
 ///         let response = Request::delete(url(&handle)?).send()?;
 ///         if response.status == 404 { Ok(()) } else { response.ok_or(|_| None).map(|_| ()) }
 ///     }
@@ -60,9 +60,9 @@ use crate::{
 ///     .on(Method::Put, "http://array/volumes/vol-b", |_| Ok(Response::new(412)))
 ///     .on(Method::Delete, "http://array/volumes/", |_| Ok(Response::new(404)))
 ///     .install();
-/// assert_eq!(MyArray::create(CreateRequest::new("a", 4096)).unwrap().handle, "vol-a");
-/// assert_eq!(MyArray::create(CreateRequest::new("b", 4096)).unwrap_err().kind, ErrorKind::AlreadyExists);
-/// MyArray::delete("vol-x".to_owned()).unwrap();
+/// assert_eq!(MyArray::create_volume(CreateRequest::new("a", 4096)).unwrap().handle, "vol-a");
+/// assert_eq!(MyArray::create_volume(CreateRequest::new("b", 4096)).unwrap_err().kind, ErrorKind::AlreadyExists);
+/// MyArray::delete_volume("vol-x".to_owned()).unwrap();
 /// assert!(matches!(MyArray::probe(), Ok(Readiness::Ready)));
 /// ```
 pub trait Backend {
@@ -94,7 +94,7 @@ pub trait Backend {
     /// - [`StorageError::invalid_argument`](crate::StorageError::invalid_argument) if a parameter is unknown
     ///   or a capability is not supported.
     /// - Any failure of the storage.
-    fn create(request: CreateRequest) -> Result<Volume>;
+    fn create_volume(request: CreateRequest) -> Result<Volume>;
 
     /// Deletes a volume. Succeeds if the volume does not exist, even if the handle has a form that this
     /// backend never gives to a volume.
@@ -104,7 +104,7 @@ pub trait Backend {
     /// - [`StorageError::failed_precondition`](crate::StorageError::failed_precondition) if the volume is
     ///   published or another object depends on it.
     /// - Any failure of the storage.
-    fn delete(handle: String) -> Result<()>;
+    fn delete_volume(handle: String) -> Result<()>;
 
     /// Returns whether a volume supports all capabilities of the request. There is no default: only the
     /// storage knows whether the volume exists.
@@ -133,11 +133,11 @@ impl<B: Backend> identity::Guest for Component<B> {
 
 impl<B: Backend> volumes::Guest for Component<B> {
     fn create(request: CreateRequest) -> Result<Volume> {
-        B::create(request)
+        B::create_volume(request)
     }
 
     fn delete(handle: String) -> Result<()> {
-        B::delete(handle)
+        B::delete_volume(handle)
     }
 
     fn validate(request: ValidateRequest) -> Result<Validation> {

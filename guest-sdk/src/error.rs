@@ -150,6 +150,16 @@ impl StorageError {
         if crate::has_changed() { self.after_change() } else { self }
     }
 
+    /// The same error, not final if it is that of a lookup whose kind does not tell whether the item exists.
+    /// An earlier call may have created the item, and a caller does not clean up after a final error.
+    #[must_use]
+    pub(crate) fn not_final_without_response(self) -> Self {
+        match self.kind.default_finality() {
+            Finality::Unknown => self.after_change(),
+            Finality::Final | Finality::InProgress => self,
+        }
+    }
+
     /// The same error with a suggested delay before the caller's next attempt. A delay over 584 million years
     /// is truncated.
     #[must_use]

@@ -1,7 +1,7 @@
 //! Derives handles of volumes and snapshots from their names: always the same handle for a name, and readable
 //! where possible.
 
-use sha2::{Digest, Sha256};
+use crate::digest::sha256_hex;
 
 /// Maximum length of a handle in the contract, in bytes.
 pub const MAX_LENGTH: usize = 128;
@@ -50,7 +50,7 @@ fn is_inline(handle: &str) -> bool {
 
 /// The first hexadecimal digits of the SHA-256 of a text.
 pub(crate) fn digest(text: &str, digits: usize) -> String {
-    let mut hex: String = Sha256::digest(text.as_bytes()).iter().map(|byte| format!("{byte:02x}")).collect();
+    let mut hex = sha256_hex(text);
     hex.truncate(digits);
     hex
 }

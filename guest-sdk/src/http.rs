@@ -51,19 +51,89 @@
 //! The errors of [`Response::error`] and [`Response::json`] follow the same rule. [`Response::error`] also
 //! takes a status that means a refusal, such as 404, as proof that the request changed nothing. An error that
 //! a backend returns from the function given to [`Response::ok_or`] keeps its finality.
+//!
+//! # XML
+//!
+//! The SDK does not read XML. For storage that answers in XML, such as EC2 and S3, use the crate `quick-xml`
+//! with its feature `serialize`. It reads XML into types of serde, is widely used, builds for components, and
+//! needs no grant. It adds about 70 kB to a driver.
+//!
+//! ```toml
+//! [dependencies]
+//! quick-xml = { version = "0.42", default-features = false, features = ["serialize"] }
+//! ```
+//!
+//! A type that is not in the response is an error as in [`Response::json`]: final after a read-only request.
+//!
+//! ```
+//! use cofferdam_guest::{Result, StorageError, http::{Method, Request, Response}, mock};
+//! use serde::{Deserialize, de::DeserializeOwned};
+//!
+//! #[derive(Deserialize)]
+//! #[serde(rename_all = "camelCase")]
+//! struct DescribeVolumes {
+//!     #[serde(default)]
+//!     volume_set: Set<Volume>,
+//!     next_token: Option<String>,
+//! }
+//!
+//! /// A list in the XML of EC2: `<volumeSet><item>...</item><item>...</item></volumeSet>`.
+//! #[derive(Deserialize)]
+//! struct Set<T> {
+//!     #[serde(default = "Vec::new")]
+//!     item: Vec<T>,
+//! }
+//!
+//! impl<T> Default for Set<T> {
+//!     fn default() -> Self {
+//!         Self { item: Vec::new() }
+//!     }
+//! }
+//!
+//! #[derive(Deserialize)]
+//! #[serde(rename_all = "camelCase")]
+//! struct Volume {
+//!     volume_id: String,
+//!     size: u64,
+//! }
+//!
+//! fn xml<T: DeserializeOwned>(response: &Response) -> Result<T> {
+//!     quick_xml::de::from_str(&response.text()).map_err(|error| response.unreadable(&error))
+//! }
+//!
+//! fn volumes() -> Result<Vec<Volume>> {
+//!     let request = Request::post("http://ec2/").form(&[("Action", "DescribeVolumes")]).read_only();
+//!     let described: DescribeVolumes = xml(&request.send()?.ok_or(|_| None)?)?;
+//!     assert!(described.next_token.is_none(), "a driver reads the next page here");
+//!     Ok(described.volume_set.item)
+//! }
+//!
+//! let _host = mock::MockHost::new()
+//!     .on(Method::Post, "http://ec2/", |_| {
+//!         Ok(Response::new(200).with_body(
+//!             "<DescribeVolumesResponse><volumeSet><item><volumeId>vol-0a</volumeId><size>8</size></item>\
+//!              </volumeSet></DescribeVolumesResponse>",
+//!         ))
+//!     })
+//!     .install();
+//! let volumes = volumes().unwrap();
+//! assert_eq!((volumes[0].volume_id.as_str(), volumes[0].size), ("vol-0a", 8));
+//! ```
 
-use std::{fmt, time::Duration};
+#[cfg(feature = "http")]
+mod bridge;
+pub(crate) mod encoding;
+mod response;
+mod signing;
 
-use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, utf8_percent_encode};
-use serde::{Serialize, de::DeserializeOwned};
+use std::time::Duration;
 
+use serde::Serialize;
+
+use self::signing::{HookError, Signer};
+pub use self::{encoding::encode, response::Response, signing::FinishedRequest};
 pub use crate::bindings::cofferdam::storage::http::{Failure, Method};
-use crate::{Finality, Result, StorageError, host, secrets::Secret};
-
-/// Percent-encoding set: every character except the unreserved characters of RFC 3986.
-const ESCAPED: AsciiSet = NON_ALPHANUMERIC.remove(b'-').remove(b'.').remove(b'_').remove(b'~');
-/// Maximum characters of an unexpected response that an error message quotes.
-const MAX_QUOTED_CHARS: usize = 200;
+use crate::{Result, StorageError, host, secrets::Secret};
 
 /// Joins a base URL and path segments. Segments may contain any character and are percent-encoded.
 ///
@@ -93,7 +163,7 @@ pub fn url(base: &str, path: &[&str]) -> Result<String> {
             .final_unless_changed());
         }
         url.push('/');
-        url.extend(utf8_percent_encode(segment, &ESCAPED));
+        url.push_str(&encode(segment));
     }
     Ok(url)
 }
@@ -108,6 +178,7 @@ pub struct Request<'a> {
     pub(crate) body: Option<Vec<u8>>,
     pub(crate) authorization: Option<Authorization<'a>>,
     pub(crate) timeout_ms: Option<u64>,
+    signer: Option<Signer<'a>>,
     may_change: bool,
 }
 
@@ -158,6 +229,7 @@ impl<'a> Request<'a> {
             body: None,
             authorization: None,
             timeout_ms: None,
+            signer: None,
             may_change,
         }
     }
@@ -194,10 +266,7 @@ impl<'a> Request<'a> {
 
     /// Adds a query parameter. Key and value may contain any character and are percent-encoded.
     pub fn query(mut self, key: &str, value: &str) -> Self {
-        self.url.push(if self.url.contains('?') { '&' } else { '?' });
-        self.url.extend(utf8_percent_encode(key, &ESCAPED));
-        self.url.push('=');
-        self.url.extend(utf8_percent_encode(value, &ESCAPED));
+        encoding::push_query(&mut self.url, key, value);
         self
     }
 
@@ -226,6 +295,93 @@ impl<'a> Request<'a> {
                 .final_unless_changed()
         })?;
         Ok(self.header("content-type", "application/json").body(body))
+    }
+
+    /// Sets a form as body, and the content type `application/x-www-form-urlencoded`. Keys and values may
+    /// contain any character and are percent-encoded. A space becomes `%20`, as in a query, which every
+    /// decoder of forms reads; `+` stands for a space in forms only.
+    ///
+    /// ```
+    /// use cofferdam_guest::{http::{Method, Request, Response}, mock};
+    ///
+    /// let host = mock::MockHost::new().on(Method::Post, "http://ec2/", |_| Ok(Response::new(200))).install();
+    /// let size = 8.to_string();
+    /// let pairs = [("Action", "CreateVolume"), ("Size", &size), ("Tag.1.Value", "a b&c")];
+    /// Request::post("http://ec2/").form(&pairs).send().unwrap();
+    /// let sent = &host.requests()[0];
+    /// assert_eq!(sent.body, b"Action=CreateVolume&Size=8&Tag.1.Value=a%20b%26c");
+    /// assert_eq!(sent.header("content-type"), Some("application/x-www-form-urlencoded"));
+    /// ```
+    pub fn form<K: AsRef<str>, V: AsRef<str>>(self, pairs: &[(K, V)]) -> Self {
+        let body = encoding::encode_pairs(pairs);
+        self.header("content-type", "application/x-www-form-urlencoded").body(body)
+    }
+
+    /// Runs a hook on the finished request right before it is sent, for example to sign it. The hook sees the
+    /// result of all functions of the request, including those that are called after this one, and can add
+    /// headers and query parameters. A second hook replaces the first.
+    ///
+    /// If the hook fails, nothing is sent, and [`send`](Self::send) returns an [`HttpError`] of
+    /// [`Failure::Invalid`]. As a [`StorageError`] it has the kind, the message and the delay of the hook's
+    /// error, and is final unless this call [has changed](crate::has_changed) something. An error of the hook
+    /// that is in progress remains so.
+    ///
+    /// This driver signs with AWS Signature Version 4. It needs the grants `reveal` and `ambient`.
+    ///
+    /// ```
+    /// use cofferdam_guest::{
+    ///     Result, ambient, digest, http::{FinishedRequest, Method, Request, Response}, mock, secrets, time,
+    /// };
+    ///
+    /// fn sign(request: &mut FinishedRequest<'_>) -> Result<()> {
+    ///     let now = ambient::now();
+    ///     request.set_header("x-amz-date", time::to_iso_basic(now));
+    ///     let headers = request.canonical_headers();
+    ///     let lines: String = headers.iter().map(|(name, value)| format!("{name}:{value}\n")).collect();
+    ///     let names = headers.into_keys().collect::<Vec<_>>().join(";");
+    ///     let canonical = [
+    ///         request.method_name(),
+    ///         request.path(),
+    ///         &request.canonical_query(),
+    ///         &lines,
+    ///         &names,
+    ///         &request.body_sha256_hex(),
+    ///     ];
+    ///     let canonical = digest::sha256_hex(canonical.join("\n"));
+    ///     let scope = [&time::to_iso_basic_date(now), "us-east-1", "service", "aws4_request"];
+    ///     let (date, path) = (time::to_iso_basic(now), scope.join("/"));
+    ///     let text = ["AWS4-HMAC-SHA256", &date, &path, &canonical].join("\n");
+    ///
+    ///     let key = format!("AWS4{}", secrets::require("secret-key")?.reveal()).into_bytes();
+    ///     let key = scope.iter().fold(key, |key, part| digest::hmac_sha256(key, part).to_vec());
+    ///     let signature = digest::hex(digest::hmac_sha256(key, text));
+    ///     let credential = format!("{}/{path}", secrets::require("access-key")?.reveal());
+    ///     request.set_header(
+    ///         "authorization",
+    ///         format!(
+    ///             "AWS4-HMAC-SHA256 Credential={credential}, SignedHeaders={names}, Signature={signature}"
+    ///         ),
+    ///     );
+    ///     Ok(())
+    /// }
+    ///
+    /// // The request `get-vanilla-query-order-key-case` of the test suite that AWS publishes.
+    /// let host = mock::MockHost::new()
+    ///     .start_time(1_440_938_160_000)
+    ///     .secret("access-key", "AKIDEXAMPLE")
+    ///     .secret("secret-key", "wJalrXUtnFEMI/K7MDENG+bPxRfiCYEXAMPLEKEY")
+    ///     .on(Method::Get, "https://example.amazonaws.com/", |_| Ok(Response::new(200)))
+    ///     .install();
+    /// let request = Request::get("https://example.amazonaws.com/").sign_with(sign);
+    /// request.query("Param2", "value2").query("Param1", "value1").send().unwrap();
+    /// assert!(host.requests()[0].header("authorization").unwrap().ends_with(
+    ///     "SignedHeaders=host;x-amz-date, \
+    ///      Signature=b97d918cfa904a5beff61c982a1b6f458b799221646efd99d3219ec94cdf2500"
+    /// ));
+    /// ```
+    pub fn sign_with(mut self, hook: impl FnOnce(&mut FinishedRequest<'_>) -> Result<()> + 'a) -> Self {
+        self.signer = Some(Signer::new(hook));
+        self
     }
 
     /// Authenticates with `Authorization: Basic`. The host inserts the password; the backend never sees it.
@@ -269,8 +425,16 @@ impl<'a> Request<'a> {
     ///
     /// # Errors
     ///
-    /// There was no response.
-    pub fn send(self) -> std::result::Result<Response, HttpError> {
+    /// There was no response, or the hook of [`sign_with`](Self::sign_with) failed.
+    pub fn send(mut self) -> Result<Response, HttpError> {
+        if let Some(signer) = self.signer.take() {
+            signer.sign(&mut FinishedRequest {
+                method: self.method,
+                url: &mut self.url,
+                headers: &mut self.headers,
+                body: self.body.as_deref().unwrap_or_default(),
+            })?;
+        }
         let may_change = self.may_change;
         let mut result = host::send(self);
         let may_have_changed = match &mut result {
@@ -302,174 +466,20 @@ pub struct HttpError {
     pub maybe_sent: bool,
     /// True if the request may have changed something on the server.
     pub maybe_changed: bool,
+    /// The error of the hook of [`Request::sign_with`]; `None` for other failures.
+    hook_error: Option<HookError>,
 }
 
 impl HttpError {
     /// The error of a request that was never sent. Mock servers return it, too.
     pub fn unsent(failure: Failure, message: impl Into<String>) -> Self {
-        Self { failure, message: message.into(), maybe_sent: false, maybe_changed: false }
+        Self { failure, message: message.into(), maybe_sent: false, maybe_changed: false, hook_error: None }
     }
 
     /// The error of a request that the server may have received, and whose response was lost. Mock servers
     /// return it, too.
     pub fn lost(failure: Failure, message: impl Into<String>) -> Self {
-        Self { failure, message: message.into(), maybe_sent: true, maybe_changed: true }
-    }
-}
-
-/// A response of any status.
-#[derive(Clone, PartialEq, Eq)]
-pub struct Response {
-    /// The status code, such as 200.
-    pub status: u16,
-    /// The headers, with lower-case names. Several values of one name are in order of arrival.
-    pub headers: Vec<(String, String)>,
-    /// The body.
-    pub body: Vec<u8>,
-    /// True if the request was read-only. An error made from this response then has an unknown outcome only
-    /// if this call has changed something before.
-    of_read_only_request: bool,
-}
-
-/// Omits header values and the body because they may contain credentials.
-impl fmt::Debug for Response {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Response")
-            .field("status", &self.status)
-            .field("body_bytes", &self.body.len())
-            .finish_non_exhaustive()
-    }
-}
-
-impl Response {
-    /// A response without headers and body, for mock servers.
-    pub fn new(status: u16) -> Self {
-        Self { status, headers: Vec::new(), body: Vec::new(), of_read_only_request: false }
-    }
-
-    /// A response from the parts that the host returned.
-    #[cfg(target_family = "wasm")]
-    pub(crate) fn received(status: u16, headers: Vec<(String, String)>, body: Vec<u8>) -> Self {
-        Self { status, headers, body, of_read_only_request: false }
-    }
-
-    /// The same response with one more header.
-    #[must_use]
-    pub fn with_header(mut self, name: &str, value: &str) -> Self {
-        self.headers.push((name.to_ascii_lowercase(), value.to_owned()));
-        self
-    }
-
-    /// The same response with a body.
-    #[must_use]
-    pub fn with_body(mut self, body: impl Into<Vec<u8>>) -> Self {
-        self.body = body.into();
-        self
-    }
-
-    /// The value of the first header with the name, compared case-insensitively. `None` if there is no such
-    /// header.
-    pub fn header(&self, name: &str) -> Option<&str> {
-        self.headers
-            .iter()
-            .find(|(found, _)| found.eq_ignore_ascii_case(name))
-            .map(|(_, value)| value.as_str())
-    }
-
-    /// Returns true if the status is 2xx.
-    pub fn is_success(&self) -> bool {
-        (200..300).contains(&self.status)
-    }
-
-    /// The body as text. Invalid UTF-8 is replaced.
-    pub fn text(&self) -> String {
-        String::from_utf8_lossy(&self.body).into_owned()
-    }
-
-    /// Decodes the body from JSON.
-    ///
-    /// # Errors
-    ///
-    /// - [`internal`](StorageError::internal) if the body is not the JSON of a `T`. It is final if the
-    ///   request was read-only and this call has changed nothing before. Otherwise the outcome is unknown.
-    pub fn json<T: DeserializeOwned>(&self) -> Result<T> {
-        serde_json::from_slice(&self.body).map_err(|error| {
-            self.with_known_finality(StorageError::internal(format!(
-                "the storage's answer, of status {}, is not readable: {error}",
-                self.status
-            )))
-        })
-    }
-
-    /// Returns the response if its status is 2xx, and otherwise the error from `map`, or
-    /// [`error`](Self::error) if `map` returns `None`. An error from `map` is returned unchanged.
-    ///
-    /// # Errors
-    ///
-    /// The status is not 2xx.
-    pub fn ok_or(self, map: impl FnOnce(&Self) -> Option<StorageError>) -> Result<Self> {
-        if self.is_success() {
-            return Ok(self);
-        }
-        Err(map(&self).unwrap_or_else(|| self.error()))
-    }
-
-    /// The default error for the status. A `retry-after` header in seconds sets the retry delay.
-    ///
-    /// - 400, 401, 403 to 406, 409 to 417, 422, 428, 429, 501 and 507 are final unless this call has changed
-    ///   something before. After 429, the storage is overloaded and did nothing.
-    /// - 423 and 425 are in progress: the storage is processing this operation.
-    /// - Every other status leaves the outcome unknown. After a read-only request it is final instead, unless
-    ///   this call has changed something before.
-    pub fn error(&self) -> StorageError {
-        let message = self.error_message();
-        let error = match self.status {
-            400 | 405 | 406 | 410..=411 | 413..=417 | 422 => StorageError::invalid_argument(message),
-            401 => StorageError::unauthenticated(message),
-            403 => StorageError::permission_denied(message),
-            404 => StorageError::not_found(message),
-            409 | 412 | 428 => StorageError::failed_precondition(message),
-            423 | 425 => StorageError::in_progress(message),
-            429 => StorageError::unavailable(message).without_effect(),
-            408 | 504 => StorageError::deadline_exceeded(message),
-            501 => StorageError::unimplemented(message),
-            502 | 503 => StorageError::unavailable(message),
-            507 => StorageError::resource_exhausted(message),
-            _ => StorageError::internal(message),
-        };
-        let error = self.with_known_finality(error);
-        match self.header("retry-after").and_then(|seconds| seconds.trim().parse().ok()) {
-            Some(seconds) => error.retry_after(Duration::from_secs(seconds)),
-            None => error,
-        }
-    }
-
-    /// Makes an unknown outcome final after a read-only request, and a final one unknown if this call has
-    /// changed something before.
-    fn with_known_finality(&self, error: StorageError) -> StorageError {
-        let error = if self.of_read_only_request && error.finality == Finality::Unknown {
-            error.without_effect()
-        } else {
-            error
-        };
-        error.final_unless_changed()
-    }
-
-    /// Returns true if the status means that the server did nothing.
-    fn is_refusal(&self) -> bool {
-        matches!(self.status, 400..=407 | 409..=499 | 501 | 505 | 507)
-    }
-
-    /// The status and the start of the response body, on one line.
-    fn error_message(&self) -> String {
-        let text = self.text();
-        let excerpt: String =
-            text.chars().map(|c| if c.is_control() { ' ' } else { c }).take(MAX_QUOTED_CHARS).collect();
-        if excerpt.trim().is_empty() {
-            format!("the storage answered with status {}", self.status)
-        } else {
-            format!("the storage answered with status {}: {}", self.status, excerpt.trim())
-        }
+        Self { failure, message: message.into(), maybe_sent: true, maybe_changed: true, hook_error: None }
     }
 }
 
@@ -477,7 +487,10 @@ impl From<HttpError> for StorageError {
     /// The error is final only if neither the request nor anything earlier in this call may have changed
     /// something; see the [module](crate::http).
     fn from(error: HttpError) -> Self {
-        let HttpError { failure, message, maybe_sent: _, maybe_changed } = error;
+        let HttpError { failure, message, maybe_sent: _, maybe_changed, hook_error } = error;
+        if let Some(hook_error) = hook_error {
+            return hook_error.into_storage_error(message);
+        }
         let converted = match failure {
             Failure::Invalid => Self::failed_precondition(format!(
                 "the request cannot be sent: {message}; its URL starts with a value of the backend's \

@@ -1,8 +1,26 @@
 //! Create operations that may be repeated: return the item of an earlier identical call, or create it.
+//!
+//! The storage determines the function:
+//!
+//! | the storage | use |
+//! |---|---|
+//! | refuses a second item of a name, or has conditional writes | [`find_or_create`] |
+//! | gives ids, and executes requests with the same token once | [`CreationTokens::find_or_create`] |
+//! | gives ids, and accepts several items of a name | [`oldest_wins`] |
+//!
+//! A [lease](crate::lease) in the state makes duplicates rarer, but it does not prevent them: the storage may
+//! execute a request after its response is lost, and another Cofferdam process has another state.
+
+mod oldest;
+mod tokens;
 
 use std::fmt::Debug;
 
-use crate::{CapacityRange, Finality, Owner, Result, StorageError};
+pub use self::{
+    oldest::{Candidate, oldest_wins},
+    tokens::{CreationTokens, TokenOutcome},
+};
+use crate::{CapacityRange, Owner, Result, StorageError};
 
 /// Result of an attempt to create an item.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -65,7 +83,7 @@ pub fn find_or_create<T>(
     check: impl FnOnce(&T) -> Result<()>,
     create: impl FnOnce() -> Result<Created<T>>,
 ) -> Result<T> {
-    let mut find = || find().map_err(not_final_without_response);
+    let mut find = || find().map_err(StorageError::not_final_without_response);
     if let Some(found) = find()? {
         return check(&found).map(|()| found);
     }
@@ -75,14 +93,6 @@ pub fn find_or_create<T>(
             Some(found) => check(&found).map(|()| found),
             None => Err(StorageError::in_progress("the name is taken by something that is not there yet")),
         },
-    }
-}
-
-/// Makes the error of a lookup not final if its kind does not tell whether the item exists.
-fn not_final_without_response(error: StorageError) -> StorageError {
-    match error.kind.default_finality() {
-        Finality::Unknown => error.after_change(),
-        Finality::Final | Finality::InProgress => error,
     }
 }
 
@@ -145,7 +155,7 @@ impl<'a> ExistingComparison<'a> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::ErrorKind;
+    use crate::{ErrorKind, Finality};
 
     #[test]
     fn the_first_difference_is_named() {

@@ -23,7 +23,7 @@
 //!         }
 //!     }
 //!
-//!     fn create(request: CreateRequest) -> Result<Volume> {
+//!     fn create_volume(request: CreateRequest) -> Result<Volume> {
 //!         let size = request.capacity.required_bytes.unwrap_or(1 << 30);
 //!         if size > 1 << 44 {
 //!             return Err(StorageError::out_of_range(format!("{size} bytes: a volume has at most 16 TiB")));
@@ -31,7 +31,7 @@
 //!         Ok(Volume::new(request.name, size))
 //!     }
 //!
-//!     fn delete(_handle: String) -> Result<()> {
+//!     fn delete_volume(_handle: String) -> Result<()> {
 //!         Ok(())
 //!     }
 //!
@@ -54,6 +54,23 @@
 //! - A panic traps, and the caller then only knows that the outcome is unknown. Return a [`StorageError`]
 //!   instead. Its constructors are named for the kind and set the matching finality.
 //! - Imports that a backend never calls are not part of its component and need no grant.
+//!
+//! # Where to find
+//!
+//! | a driver needs | it uses | grant |
+//! |---|---|---|
+//! | its configuration | [`settings::parse`] | `settings` |
+//! | class parameters | [`parameters::parse`] | |
+//! | requests in JSON or as forms | [`http::Request`] | `http` |
+//! | XML | [a crate](http#xml) | |
+//! | a password or token that it never sees | [`http::Request::basic`], [`http::Request::bearer`] | `secrets` |
+//! | a login that is kept across calls | [`session::with_login`] | `session` |
+//! | a signature of requests | [`http::Request::sign_with`], [`digest`], [`time`] | `ambient`, `reveal` |
+//! | an existing client that builds requests of the crate `http` | the feature `http`: [`http::Request`] | `http` |
+//! | creation of one item per name | [`idempotent`] | |
+//! | a wait for the storage | [`poll::until`], [`StorageError::in_progress`] | `ambient` |
+//! | data that is kept across calls | [`state`] | `state` |
+//! | tests | [`mock`] | |
 #![deny(unsafe_code)]
 
 pub mod abilities;
@@ -61,24 +78,29 @@ pub mod ambient;
 mod backend;
 #[doc(hidden)]
 pub mod bindings;
+pub mod digest;
 mod error;
 mod export_macros;
 pub mod handle;
 mod host;
 pub mod http;
 pub mod idempotent;
+pub mod lease;
 pub mod log;
 #[cfg(not(target_family = "wasm"))]
 pub mod mock;
 pub mod paging;
 pub mod parameters;
+pub mod poll;
 pub mod pool;
 pub mod secrets;
 pub mod session;
 pub mod settings;
 pub mod sizes;
 pub mod state;
+pub mod time;
 mod types;
+mod values;
 
 pub use backend::{Backend, Component};
 pub use bindings::{
@@ -103,10 +125,27 @@ pub use types::to_map;
 /// [`read_only`](http::Request::read_only), and the server may have processed it. A request that was never
 /// sent does not count, and neither does one with a response of 4xx (except 408), 501, 505 or 507.
 ///
-/// Nothing that the login function of [`session::login`] and [`session::with_login`] does counts.
+/// Nothing that the login function of [`session::login`] and [`session::with_login`] does counts, and no change
+/// of a [`lease`] counts.
 pub fn has_changed() -> bool {
     host::has_changed()
 }
 
-/// Result of every backend function.
-pub type Result<T> = std::result::Result<T, StorageError>;
+/// Result of every backend function. The error is a [`StorageError`] unless a second type is named, so that a
+/// driver can import this type and still return other errors.
+///
+/// ```
+/// use cofferdam_guest::{Result, StorageError};
+///
+/// fn lun(text: &str) -> Result<u16, std::num::ParseIntError> {
+///     text.parse()
+/// }
+///
+/// fn export(text: &str) -> Result<u16> {
+///     lun(text).map_err(|error| StorageError::internal(format!("the LUN {text:?}: {error}")))
+/// }
+///
+/// assert_eq!(export("7").unwrap(), 7);
+/// assert!(export("x").is_err());
+/// ```
+pub type Result<T, E = StorageError> = std::result::Result<T, E>;

@@ -127,13 +127,13 @@ pub fn login(key: &str, ttl: Duration, log_in: impl FnOnce() -> Result<Vec<u8>>)
         }
         Ok(Acquired::Locked) => {}
         Err(SessionError::Full(_)) => {
-            return preserving_has_changed(log_in).map(|value| Login { value, generation: None });
+            return host::preserving_has_changed(log_in).map(|value| Login { value, generation: None });
         }
         Err(error @ (SessionError::KeySize(_) | SessionError::ValueSize(_) | SessionError::LockHeld(_))) => {
             return Err(error.into());
         }
     }
-    let value = match preserving_has_changed(log_in) {
+    let value = match host::preserving_has_changed(log_in) {
         Ok(value) => value,
         Err(error) => {
             release(key);
@@ -151,13 +151,6 @@ pub fn login(key: &str, ttl: Duration, log_in: impl FnOnce() -> Result<Vec<u8>>)
             Err(error.into())
         }
     }
-}
-
-fn preserving_has_changed<T>(log_in: impl FnOnce() -> T) -> T {
-    let had_changed = host::has_changed();
-    let value = log_in();
-    host::set_changed(had_changed);
-    value
 }
 
 /// Result of an operation that uses a session.

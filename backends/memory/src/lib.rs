@@ -76,11 +76,11 @@ impl Backend for MemoryBackend {
         }
     }
 
-    fn create(request: CreateRequest) -> Result<Volume> {
+    fn create_volume(request: CreateRequest) -> Result<Volume> {
         handle_call("create", |call| volumes::create(call, &request, None))
     }
 
-    fn delete(handle: String) -> Result<()> {
+    fn delete_volume(handle: String) -> Result<()> {
         handle_call("delete", |call| volumes::delete(call, &handle))
     }
 
@@ -133,19 +133,23 @@ impl Modification for MemoryBackend {
 }
 
 impl Snapshots for MemoryBackend {
-    fn create(request: SnapshotRequest) -> Result<Snapshot> {
+    fn create_snapshot(request: SnapshotRequest) -> Result<Snapshot> {
         handle_call("create-snapshot", |call| snapshots::create(call, &request))
     }
 
-    fn delete(handle: SnapshotHandle) -> Result<()> {
+    fn delete_snapshot(handle: SnapshotHandle) -> Result<()> {
         handle_call("delete-snapshot", |call| snapshots::delete(call, &handle))
     }
 
-    fn get(handle: SnapshotHandle) -> Result<Snapshot> {
+    fn get_snapshot(handle: SnapshotHandle) -> Result<Snapshot> {
         handle_call("get-snapshot", |call| snapshots::get(call, &handle))
     }
 
-    fn list(source: Option<VolumeHandle>, after: Option<String>, limit: Option<u32>) -> Result<SnapshotPage> {
+    fn list_snapshots(
+        source: Option<VolumeHandle>,
+        after: Option<String>,
+        limit: Option<u32>,
+    ) -> Result<SnapshotPage> {
         handle_call("list-snapshots", |call| {
             snapshots::list(call, source.as_deref(), after.as_deref(), limit)
         })
@@ -153,27 +157,27 @@ impl Snapshots for MemoryBackend {
 }
 
 impl GroupSnapshots for MemoryBackend {
-    fn create(request: GroupRequest) -> Result<GroupSnapshot> {
+    fn create_group_snapshot(request: GroupRequest) -> Result<GroupSnapshot> {
         handle_call("create-group-snapshot", |call| groups::create(call, &request))
     }
 
-    fn delete(handle: String, snapshots: Vec<SnapshotHandle>) -> Result<()> {
+    fn delete_group_snapshot(handle: String, snapshots: Vec<SnapshotHandle>) -> Result<()> {
         handle_call("delete-group-snapshot", |call| groups::delete(call, &handle, &snapshots))
     }
 
-    fn get(handle: String, snapshots: Vec<SnapshotHandle>) -> Result<GroupSnapshot> {
+    fn get_group_snapshot(handle: String, snapshots: Vec<SnapshotHandle>) -> Result<GroupSnapshot> {
         handle_call("get-group-snapshot", |call| groups::get(call, &handle, &snapshots))
     }
 }
 
 impl Listing for MemoryBackend {
-    fn list(after: Option<String>, limit: Option<u32>) -> Result<VolumePage> {
+    fn list_volumes(after: Option<String>, limit: Option<u32>) -> Result<VolumePage> {
         handle_call("list", |call| listing::list(call, after.as_deref(), limit))
     }
 }
 
 impl Inspection for MemoryBackend {
-    fn get(handle: VolumeHandle) -> Result<VolumeStatus> {
+    fn get_volume(handle: VolumeHandle) -> Result<VolumeStatus> {
         handle_call("get", |call| listing::get(call, &handle))
     }
 }

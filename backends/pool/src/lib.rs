@@ -77,11 +77,11 @@ impl Backend for PoolBackend {
         }
     }
 
-    fn create(request: CreateRequest) -> Result<Volume> {
+    fn create_volume(request: CreateRequest) -> Result<Volume> {
         volumes::create(&storage(), &settings::current()?, &request, None)
     }
 
-    fn delete(handle: String) -> Result<()> {
+    fn delete_volume(handle: String) -> Result<()> {
         volumes::delete(&storage(), &handle)
     }
 
@@ -109,31 +109,35 @@ impl Expansion for PoolBackend {
 }
 
 impl Snapshots for PoolBackend {
-    fn create(request: SnapshotRequest) -> Result<Snapshot> {
+    fn create_snapshot(request: SnapshotRequest) -> Result<Snapshot> {
         snapshots::create(&storage(), request)
     }
 
-    fn delete(handle: SnapshotHandle) -> Result<()> {
+    fn delete_snapshot(handle: SnapshotHandle) -> Result<()> {
         snapshots::delete(&storage(), &handle)
     }
 
-    fn get(handle: SnapshotHandle) -> Result<Snapshot> {
+    fn get_snapshot(handle: SnapshotHandle) -> Result<Snapshot> {
         snapshots::get(&storage(), handle)
     }
 
-    fn list(source: Option<VolumeHandle>, after: Option<String>, limit: Option<u32>) -> Result<SnapshotPage> {
+    fn list_snapshots(
+        source: Option<VolumeHandle>,
+        after: Option<String>,
+        limit: Option<u32>,
+    ) -> Result<SnapshotPage> {
         snapshots::list(&storage(), source.as_deref(), after.as_deref(), limit)
     }
 }
 
 impl Listing for PoolBackend {
-    fn list(after: Option<String>, limit: Option<u32>) -> Result<VolumePage> {
+    fn list_volumes(after: Option<String>, limit: Option<u32>) -> Result<VolumePage> {
         volumes::list(&storage(), &settings::current()?, after.as_deref(), limit)
     }
 }
 
 impl Inspection for PoolBackend {
-    fn get(handle: VolumeHandle) -> Result<VolumeStatus> {
+    fn get_volume(handle: VolumeHandle) -> Result<VolumeStatus> {
         volumes::get(&storage(), &settings::current()?, &handle)
     }
 }

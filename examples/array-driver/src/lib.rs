@@ -57,11 +57,11 @@ impl Backend for ArrayDriver {
         }
     }
 
-    fn create(request: CreateRequest) -> Result<Volume> {
+    fn create_volume(request: CreateRequest) -> Result<Volume> {
         volumes::create(&ArrayClient::new()?, &request, None)
     }
 
-    fn delete(handle: String) -> Result<()> {
+    fn delete_volume(handle: String) -> Result<()> {
         volumes::delete(&ArrayClient::new()?, &handle)
     }
 
@@ -89,13 +89,13 @@ impl Expansion for ArrayDriver {
 }
 
 impl Listing for ArrayDriver {
-    fn list(after: Option<String>, limit: Option<u32>) -> Result<VolumePage> {
+    fn list_volumes(after: Option<String>, limit: Option<u32>) -> Result<VolumePage> {
         volumes::list(&ArrayClient::new()?, after.as_deref(), limit)
     }
 }
 
 impl Inspection for ArrayDriver {
-    fn get(handle: String) -> Result<VolumeStatus> {
+    fn get_volume(handle: String) -> Result<VolumeStatus> {
         volumes::get(&ArrayClient::new()?, &handle)
     }
 }
@@ -117,19 +117,23 @@ impl Publishing for ArrayDriver {
 }
 
 impl Snapshots for ArrayDriver {
-    fn create(request: SnapshotRequest) -> Result<Snapshot> {
+    fn create_snapshot(request: SnapshotRequest) -> Result<Snapshot> {
         snapshots::create(&ArrayClient::new()?, request)
     }
 
-    fn delete(handle: String) -> Result<()> {
+    fn delete_snapshot(handle: String) -> Result<()> {
         snapshots::delete(&ArrayClient::new()?, &handle)
     }
 
-    fn get(handle: String) -> Result<Snapshot> {
+    fn get_snapshot(handle: String) -> Result<Snapshot> {
         snapshots::get(&ArrayClient::new()?, &handle)
     }
 
-    fn list(source: Option<String>, after: Option<String>, limit: Option<u32>) -> Result<SnapshotPage> {
+    fn list_snapshots(
+        source: Option<String>,
+        after: Option<String>,
+        limit: Option<u32>,
+    ) -> Result<SnapshotPage> {
         snapshots::list(&ArrayClient::new()?, source.as_deref(), after.as_deref(), limit)
     }
 }

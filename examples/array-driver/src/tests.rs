@@ -77,12 +77,17 @@ fn create_request(name: &str, required: u64) -> CreateRequest {
 }
 
 fn create(name: &str, required: u64) -> Volume {
-    <ArrayDriver as Backend>::create(create_request(name, required)).unwrap()
+    <ArrayDriver as Backend>::create_volume(create_request(name, required)).unwrap()
 }
 
 fn create_snapshot(name: &str, source: &str) -> Result<Snapshot> {
     let (name, source) = (name.to_owned(), source.to_owned());
-    <ArrayDriver as Snapshots>::create(SnapshotRequest { name, source, parameters: Vec::new(), owner: None })
+    <ArrayDriver as Snapshots>::create_snapshot(SnapshotRequest {
+        name,
+        source,
+        parameters: Vec::new(),
+        owner: None,
+    })
 }
 
 fn publish_request(handle: &str, node: &str, mode: AccessMode) -> PublishRequest {
@@ -126,7 +131,7 @@ fn a_lost_response_creates_one_volume() {
             Err(HttpError::lost(Failure::Broken, "reset"))
         })
         .install();
-    let lost = error_of(<ArrayDriver as Backend>::create(create_request("a", GIB)));
+    let lost = error_of(<ArrayDriver as Backend>::create_volume(create_request("a", GIB)));
     assert_eq!(lost, (ErrorKind::Unavailable, Finality::Unknown));
     drop(host);
     assert_eq!(create("a", GIB).handle, "vol-a");
@@ -139,8 +144,9 @@ fn a_create_that_fails_at_any_request_is_completed_by_a_retry() {
     for requests in 0..5 {
         let (host, array) = start();
         host.fail_after(requests);
-        failures +=
-            u32::from(host.call(|| <ArrayDriver as Backend>::create(create_request("a", GIB))).is_err());
+        failures += u32::from(
+            host.call(|| <ArrayDriver as Backend>::create_volume(create_request("a", GIB))).is_err(),
+        );
         host.stop_failing();
         assert_eq!(host.locked_session_key(), None, "after {requests} requests");
         host.call(|| create("a", GIB));
@@ -158,11 +164,11 @@ fn a_login_unknown_to_the_array_is_renewed_once() {
     assert_eq!(array.borrow().counters().logins, 2);
     array.borrow_mut().end_sessions();
     array.borrow_mut().set_password("other");
-    let refused = error_of(<ArrayDriver as Inspection>::get("vol-a".to_owned()));
+    let refused = error_of(<ArrayDriver as Inspection>::get_volume("vol-a".to_owned()));
     assert_eq!(refused, (ErrorKind::Unauthenticated, Finality::Final));
     array.borrow_mut().set_password("secret");
     array.borrow_mut().set_session_limit(0);
-    let session_limit_error = error_of(<ArrayDriver as Inspection>::get("vol-a".to_owned()));
+    let session_limit_error = error_of(<ArrayDriver as Inspection>::get_volume("vol-a".to_owned()));
     assert_eq!(session_limit_error, (ErrorKind::Unavailable, Finality::Final), "a login changes nothing");
 }
 
@@ -176,10 +182,10 @@ fn a_name_with_other_arguments_is_refused_with_the_difference() {
         assert_eq!((error.kind, error.finality), (ErrorKind::AlreadyExists, Finality::Final));
         error.message
     };
-    let size = differs(<ArrayDriver as Backend>::create(create_request("a", 2 * GIB)));
+    let size = differs(<ArrayDriver as Backend>::create_volume(create_request("a", 2 * GIB)));
     assert_eq!(size, r#"the volume "a" exists: its size is 1073741824 bytes, not at least 2147483648 bytes"#);
     let fast = vec![("tier".to_owned(), "fast".to_owned())];
-    let tier = differs(<ArrayDriver as Backend>::create(CreateRequest {
+    let tier = differs(<ArrayDriver as Backend>::create_volume(CreateRequest {
         parameters: fast,
         ..create_request("a", GIB)
     }));
@@ -206,7 +212,7 @@ fn http_status_codes_map_to_error_kind_and_finality() {
         let array = Rc::new(RefCell::new(Array::new("admin", "secret")));
         let host = mock_host(&array).on(Method::Put, "http://array/", move |_| Ok(Response::new(status)));
         let host = host.install();
-        let found = host.call(|| error_of(<ArrayDriver as Backend>::create(create_request("a", GIB))));
+        let found = host.call(|| error_of(<ArrayDriver as Backend>::create_volume(create_request("a", GIB))));
         assert_eq!(found, (expected, finality), "{status}");
     }
 }
@@ -234,9 +240,9 @@ fn copies_are_as_large_as_their_source() {
     assert_eq!(gone, (ErrorKind::NotFound, Finality::Final));
     assert_eq!(error_of(create_snapshot("t", "vol-none")), (ErrorKind::NotFound, Finality::Final));
     assert_eq!(error_of(create_snapshot("s", "vol-c")), (ErrorKind::AlreadyExists, Finality::Final));
-    let get = <ArrayDriver as Snapshots>::get;
-    <ArrayDriver as Snapshots>::delete(snapshot.handle.clone()).unwrap();
-    <ArrayDriver as Snapshots>::delete(snapshot.handle.clone()).unwrap();
+    let get = <ArrayDriver as Snapshots>::get_snapshot;
+    <ArrayDriver as Snapshots>::delete_snapshot(snapshot.handle.clone()).unwrap();
+    <ArrayDriver as Snapshots>::delete_snapshot(snapshot.handle.clone()).unwrap();
     assert_eq!(error_of(get(snapshot.handle)).0, ErrorKind::NotFound);
 }
 
@@ -252,9 +258,9 @@ fn a_single_node_volume_is_published_to_one_node() {
     assert_eq!(other_way, (ErrorKind::AlreadyExists, Finality::Final));
     let elsewhere = error_of(publish("n2", AccessMode::SingleNodeWriter));
     assert_eq!(elsewhere, (ErrorKind::FailedPrecondition, Finality::Final));
-    let status = <ArrayDriver as Inspection>::get(handle.clone()).unwrap();
+    let status = <ArrayDriver as Inspection>::get_volume(handle.clone()).unwrap();
     assert_eq!(status.published_nodes, ["n1"]);
-    let in_use = error_of(<ArrayDriver as Backend>::delete(handle.clone()));
+    let in_use = error_of(<ArrayDriver as Backend>::delete_volume(handle.clone()));
     assert_eq!(in_use, (ErrorKind::FailedPrecondition, Finality::Final));
     for _ in 0..2 {
         ArrayDriver::unpublish(handle.clone(), Some("n1".to_owned())).unwrap();
@@ -263,7 +269,7 @@ fn a_single_node_volume_is_published_to_one_node() {
     publish("n2", AccessMode::MultiNodeMultiWriter).unwrap();
     ArrayDriver::unpublish(handle.clone(), None).unwrap();
     for _ in 0..2 {
-        <ArrayDriver as Backend>::delete(handle.clone()).unwrap();
+        <ArrayDriver as Backend>::delete_volume(handle.clone()).unwrap();
     }
     assert_eq!(error_of(publish("n1", AccessMode::SingleNodeWriter)).0, ErrorKind::NotFound);
     ArrayDriver::unpublish(handle.clone(), None).unwrap();
@@ -295,19 +301,19 @@ fn listings_are_paged_and_return_owners() {
     };
     for name in ["a", "b", "c"] {
         let request = CreateRequest { owner: Some(owner.clone()), ..create_request(name, GIB) };
-        <ArrayDriver as Backend>::create(request).unwrap();
+        <ArrayDriver as Backend>::create_volume(request).unwrap();
     }
     for (name, source) in [("a", "vol-b"), ("b", "vol-b"), ("c", "vol-a")] {
         create_snapshot(name, source).unwrap();
     }
-    let list = <ArrayDriver as Listing>::list;
+    let list = <ArrayDriver as Listing>::list_volumes;
     let first = list(None, Some(2)).unwrap();
     assert_eq!((first.volumes.len(), first.volumes[0].owner.as_ref()), (2, Some(&owner)));
-    <ArrayDriver as Backend>::delete("vol-b".to_owned()).unwrap();
+    <ArrayDriver as Backend>::delete_volume("vol-b".to_owned()).unwrap();
     let last = list(first.next, Some(2)).unwrap();
     assert_eq!((last.volumes[0].volume.handle.as_str(), last.next), ("vol-c", None));
     assert_eq!(error_of(list(Some("made-up".to_owned()), None)), (ErrorKind::Aborted, Finality::Final));
-    let snapshots = <ArrayDriver as Snapshots>::list;
+    let snapshots = <ArrayDriver as Snapshots>::list_snapshots;
     let of_b = snapshots(Some("vol-b".to_owned()), None, Some(1)).unwrap();
     assert_eq!(of_b.snapshots.len(), 1);
     assert_eq!(snapshots(Some("vol-b".to_owned()), of_b.next, Some(1)).unwrap().next, None);
@@ -319,8 +325,11 @@ fn listings_are_paged_and_return_owners() {
 fn a_handle_that_is_no_array_name_is_not_found() {
     let (host, _array) = start();
     for handle in ["..", ".", "a/../../pool", "vol-a?x", "ä"] {
-        <ArrayDriver as Backend>::delete(handle.to_owned()).unwrap();
-        assert_eq!(error_of(<ArrayDriver as Inspection>::get(handle.to_owned())).0, ErrorKind::NotFound);
+        <ArrayDriver as Backend>::delete_volume(handle.to_owned()).unwrap();
+        assert_eq!(
+            error_of(<ArrayDriver as Inspection>::get_volume(handle.to_owned())).0,
+            ErrorKind::NotFound
+        );
     }
     assert_eq!(host.requests(), []);
 }
@@ -337,10 +346,10 @@ fn unsupported_requests_are_rejected_without_a_call() {
         }),
     };
     let request = CreateRequest { capabilities: vec![shared.clone()], ..create_request("a", GIB) };
-    let refused = error_of(<ArrayDriver as Backend>::create(request));
+    let refused = error_of(<ArrayDriver as Backend>::create_volume(request));
     assert_eq!(refused, (ErrorKind::InvalidArgument, Finality::Final));
     let unknown = CreateRequest { parameters: vec![("x".into(), "y".into())], ..create_request("a", GIB) };
-    assert_eq!(error_of(<ArrayDriver as Backend>::create(unknown)).0, ErrorKind::InvalidArgument);
+    assert_eq!(error_of(<ArrayDriver as Backend>::create_volume(unknown)).0, ErrorKind::InvalidArgument);
     assert_eq!(host.requests(), []);
     let handle = create("a", GIB).handle;
     let validate = |capabilities| {
@@ -397,7 +406,10 @@ fn a_volume_of_another_cluster_already_exists() {
             pv_name: "pvc-u".to_owned(),
             reclaim_policy: ReclaimPolicy::Delete,
         };
-        <ArrayDriver as Backend>::create(CreateRequest { owner: Some(owner), ..create_request("a", GIB) })
+        <ArrayDriver as Backend>::create_volume(CreateRequest {
+            owner: Some(owner),
+            ..create_request("a", GIB)
+        })
     };
     let volume = of("one").unwrap();
     assert_eq!(of("one").unwrap(), volume);
@@ -421,7 +433,7 @@ fn a_mount_flag_cannot_pass_for_a_capability() {
             mount_group: None,
         }),
     };
-    let made = <ArrayDriver as Backend>::create(CreateRequest {
+    let made = <ArrayDriver as Backend>::create_volume(CreateRequest {
         capabilities: vec![mounted.clone()],
         ..create_request("a", GIB)
     });

@@ -62,7 +62,7 @@ impl Backend for StarterDriver {
         Ok(Readiness::Ready)
     }
 
-    fn create(request: CreateRequest) -> Result<Volume> {
+    fn create_volume(request: CreateRequest) -> Result<Volume> {
         check_name(&request.name)?;
         check_parameters(&request.parameters, &request.mutable_parameters)?;
         let capabilities = canonical_capabilities(&request.capabilities)?;
@@ -91,7 +91,7 @@ impl Backend for StarterDriver {
         })
     }
 
-    fn delete(handle: String) -> Result<()> {
+    fn delete_volume(handle: String) -> Result<()> {
         if handle.len() > handle::MAX_LENGTH {
             return Ok(());
         }
@@ -124,7 +124,7 @@ impl Backend for StarterDriver {
 }
 
 impl Listing for StarterDriver {
-    fn list(after: Option<String>, limit: Option<u32>) -> Result<VolumePage> {
+    fn list_volumes(after: Option<String>, limit: Option<u32>) -> Result<VolumePage> {
         let begin = paging::key_of_token(after.as_deref())?.map(|handle| format!("{VOLUME_PREFIX}{handle}"));
         let limit = limit.filter(|limit| *limit > 0).unwrap_or(PAGE).min(PAGE);
         let page = state::HostStore.scan(VOLUME_PREFIX, begin.as_deref(), limit)?;
@@ -222,25 +222,25 @@ mod tests {
     #[test]
     fn a_volume_is_created_once_and_deleted() {
         let _host = mock::MockHost::new().install();
-        let volume = StarterDriver::create(request("pvc-1", 2 << 20)).unwrap();
+        let volume = StarterDriver::create_volume(request("pvc-1", 2 << 20)).unwrap();
         assert_eq!((volume.handle.as_str(), volume.capacity_bytes), ("vol-pvc-1", Some(2 << 20)));
         assert_eq!(
-            StarterDriver::create(request("pvc-1", 2 << 20)).unwrap(),
+            StarterDriver::create_volume(request("pvc-1", 2 << 20)).unwrap(),
             volume,
             "the same call finds it"
         );
-        let other = StarterDriver::create(request("pvc-1", 3 << 20)).unwrap_err();
+        let other = StarterDriver::create_volume(request("pvc-1", 3 << 20)).unwrap_err();
         assert_eq!(other.kind, ErrorKind::AlreadyExists);
-        assert_eq!(StarterDriver::list(None, None).unwrap().volumes.len(), 1);
-        StarterDriver::delete(volume.handle.clone()).unwrap();
-        StarterDriver::delete(volume.handle).unwrap();
-        assert!(StarterDriver::list(None, None).unwrap().volumes.is_empty());
+        assert_eq!(StarterDriver::list_volumes(None, None).unwrap().volumes.len(), 1);
+        StarterDriver::delete_volume(volume.handle.clone()).unwrap();
+        StarterDriver::delete_volume(volume.handle).unwrap();
+        assert!(StarterDriver::list_volumes(None, None).unwrap().volumes.is_empty());
     }
 
     #[test]
     fn validate_rejects_other_capabilities_and_parameters() {
         let host = mock::MockHost::new().install();
-        let volume = StarterDriver::create(request("pvc-1", 2 << 20)).unwrap();
+        let volume = StarterDriver::create_volume(request("pvc-1", 2 << 20)).unwrap();
         let stored = host.get("volume/vol-pvc-1").unwrap().unwrap().value;
         assert!(
             String::from_utf8(stored).unwrap().contains(r#""capabilities":["single-node-writer block"]"#)
@@ -281,7 +281,7 @@ mod tests {
                 host.write_state("somebody-else", b"x");
             }
         });
-        StarterDriver::create(request("pvc-2", 1 << 20)).unwrap();
-        assert_eq!(StarterDriver::list(None, Some(1)).unwrap().volumes.len(), 1);
+        StarterDriver::create_volume(request("pvc-2", 1 << 20)).unwrap();
+        assert_eq!(StarterDriver::list_volumes(None, Some(1)).unwrap().volumes.len(), 1);
     }
 }

@@ -1,6 +1,9 @@
 //! The imports of a component.
 
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::{
+    sync::atomic::{AtomicBool, Ordering},
+    time::Duration,
+};
 
 use crate::{
     bindings::cofferdam::storage::{
@@ -35,6 +38,10 @@ pub(crate) fn now_ms() -> u64 {
 
 pub(crate) fn random_bytes(length: u32) -> Vec<u8> {
     ambient::random_bytes(length)
+}
+
+pub(crate) fn sleep(pause: Duration) {
+    std::thread::sleep(pause);
 }
 
 pub(crate) fn setting(key: &str) -> Option<String> {

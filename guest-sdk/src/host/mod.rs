@@ -28,6 +28,14 @@ fn record_change<T, E>(result: Result<T, E>) -> Result<T, E> {
     result
 }
 
+/// Runs a function whose changes do not count.
+pub(crate) fn preserving_has_changed<T>(run: impl FnOnce() -> T) -> T {
+    let had_changed = has_changed();
+    let value = run();
+    set_changed(had_changed);
+    value
+}
+
 pub(crate) fn state_commit(changes: &[Change]) -> Result<Version, StateError> {
     record_change(imports::state_commit(changes))
 }

@@ -2,6 +2,8 @@
 //! settings, secrets and sessions, log lines are dropped, the clock does not advance, random bytes repeat,
 //! and the imports `state`, `http` and `pool` return an error that names the missing host.
 
+use std::time::Duration;
+
 use crate::{
     bindings::cofferdam::storage::{
         log::Level,
@@ -40,6 +42,12 @@ pub(crate) fn now_ms() -> u64 {
 
 pub(crate) fn random_bytes(length: u32) -> Vec<u8> {
     mock::current().unwrap_or_default().random_bytes(length)
+}
+
+pub(crate) fn sleep(pause: Duration) {
+    if let Some(host) = mock::current() {
+        host.advance(pause);
+    }
 }
 
 pub(crate) fn setting(key: &str) -> Option<String> {

@@ -2,7 +2,10 @@
 
 use std::{cell::RefCell, fmt, rc::Rc, time::Duration};
 
-use crate::http::{Authorization, Failure, HttpError, Method, Request, Response, UserName};
+use crate::http::{
+    Authorization, Failure, HttpError, Method, Request, Response, UserName,
+    encoding::{decode_form, decode_query},
+};
 
 /// A request received by a mock server.
 #[derive(Clone, PartialEq, Eq)]
@@ -104,6 +107,42 @@ impl ReceivedRequest {
         }
     }
 
+    /// The decoded pairs of a body of `application/x-www-form-urlencoded`, in order. Each `+` is a space, and
+    /// invalid UTF-8 is replaced. The content type is not checked.
+    ///
+    /// ```
+    /// use cofferdam_guest::{http::{Method, Request, Response}, mock::MockHost};
+    ///
+    /// let host = MockHost::new().on(Method::Post, "http://ec2/", |_| Ok(Response::new(200))).install();
+    /// Request::post("http://ec2/").form(&[("Action", "Describe"), ("Name", "a b")]).send().unwrap();
+    /// let sent = &host.requests()[0];
+    /// assert_eq!(sent.form()[1], ("Name".to_owned(), "a b".to_owned()));
+    /// assert_eq!(sent.form_value("Action").as_deref(), Some("Describe"));
+    /// assert_eq!(sent.form_value("Size"), None);
+    /// ```
+    pub fn form(&self) -> Vec<(String, String)> {
+        decode_form(&String::from_utf8_lossy(&self.body))
+    }
+
+    /// The first value of a key in the [form](Self::form), or `None`.
+    pub fn form_value(&self, key: &str) -> Option<String> {
+        self.form().into_iter().find(|(found, _)| found == key).map(|(_, value)| value)
+    }
+
+    /// The decoded parameters of the URL's query, in order. A `+` is a plus sign, and invalid UTF-8 is
+    /// replaced.
+    ///
+    /// ```
+    /// use cofferdam_guest::{http::{Method, Request, Response}, mock::MockHost};
+    ///
+    /// let host = MockHost::new().on(Method::Get, "http://array/", |_| Ok(Response::new(200))).install();
+    /// Request::get("http://array/volumes").query("name", "a&b").send().unwrap();
+    /// assert_eq!(host.requests()[0].query(), [("name".to_owned(), "a&b".to_owned())]);
+    /// ```
+    pub fn query(&self) -> Vec<(String, String)> {
+        decode_query(self.url.split_once('?').map_or("", |(_, query)| query))
+    }
+
     /// Decodes the body from JSON.
     ///
     /// # Errors
@@ -116,10 +155,18 @@ impl ReceivedRequest {
 
 type Handler = Rc<RefCell<dyn FnMut(&ReceivedRequest) -> Result<Response, HttpError>>>;
 
+/// A server for the requests with a method, a URL prefix and a property.
+struct MockServer {
+    method: Method,
+    url_prefix: String,
+    matches: Rc<dyn Fn(&ReceivedRequest) -> bool>,
+    handler: Handler,
+}
+
 /// The mock servers and the requests they received.
 #[derive(Default)]
 pub(super) struct MockServers {
-    handlers: RefCell<Vec<(Method, String, Handler)>>,
+    servers: RefCell<Vec<MockServer>>,
     received: RefCell<Vec<ReceivedRequest>>,
 }
 
@@ -134,9 +181,15 @@ impl MockServers {
         &self,
         method: Method,
         prefix: &str,
+        matches: impl Fn(&ReceivedRequest) -> bool + 'static,
         handler: impl FnMut(&ReceivedRequest) -> Result<Response, HttpError> + 'static,
     ) {
-        self.handlers.borrow_mut().push((method, prefix.to_owned(), Rc::new(RefCell::new(handler))));
+        self.servers.borrow_mut().push(MockServer {
+            method,
+            url_prefix: prefix.to_owned(),
+            matches: Rc::new(matches),
+            handler: Rc::new(RefCell::new(handler)),
+        });
     }
 
     pub(super) fn received(&self) -> Vec<ReceivedRequest> {
@@ -150,18 +203,18 @@ impl MockServers {
     pub(super) fn send(&self, request: Request<'_>) -> Result<Response, HttpError> {
         let received = ReceivedRequest::new(request);
         self.received.borrow_mut().push(received.clone());
-        let handlers = self.handlers.borrow();
-        let handler = handlers.iter().rev().find(|(method, prefix, _)| {
-            *method == received.method && received.url.starts_with(prefix.as_str())
-        });
-        let Some(handler) = handler.map(|(_, _, handler)| Rc::clone(handler)) else {
+        // A handler may add servers, and a matcher may send requests, so the list is not borrowed while they
+        // run.
+        let servers: Vec<_> = (self.servers.borrow().iter().rev())
+            .filter(|server| server.method == received.method && received.url.starts_with(&server.url_prefix))
+            .map(|server| (Rc::clone(&server.matches), Rc::clone(&server.handler)))
+            .collect();
+        let Some((_, handler)) = servers.into_iter().find(|(matches, _)| matches(&received)) else {
             return Err(HttpError::unsent(
                 Failure::Forbidden,
                 format!("no server of the mock host is at {}", received.url),
             ));
         };
-        // A handler may add servers, so the list must not be borrowed while it runs.
-        drop(handlers);
         match handler.try_borrow_mut() {
             Ok(mut handler) => handler(&received),
             Err(_) => Err(HttpError::unsent(Failure::Overloaded, "the mock server is asked by itself")),

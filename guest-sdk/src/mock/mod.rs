@@ -33,6 +33,7 @@
 //! - URLs, headers and sizes of requests are not checked, and every secret may be sent to every origin.
 //! - Random bytes are predictable, and their number is not limited.
 //! - The operator's limits apply only where the test sets them.
+//! - A pause of [`poll`](crate::poll) advances the clock and does not wait.
 //!
 //! Rare events happen on request: [`MockHost::fail_after`], [`MockHost::before_each_commit`], errors of a
 //! mock server, [`MockHost::clear_sessions`], [`MockHost::set_pool_busy`], [`MockHost::set_pool_copying`].
@@ -236,7 +237,43 @@ impl MockHost {
         url_prefix: &str,
         answer: impl FnMut(&ReceivedRequest) -> Result<Response, HttpError> + 'static,
     ) -> Self {
-        self.0.servers.add_handler(method, url_prefix, answer);
+        self.0.servers.add_handler(method, url_prefix, |_| true, answer);
+        self
+    }
+
+    /// Adds a mock server as [`on`](Self::on) does, but only for requests that `matches` accepts. Of several
+    /// matching servers, the last one added responds. It tells the operations of an API apart that have one
+    /// URL and differ in the body:
+    ///
+    /// ```
+    /// use cofferdam_guest::{http::{Method, Request, Response}, mock::{MockHost, ReceivedRequest}};
+    ///
+    /// fn action(name: &'static str) -> impl Fn(&ReceivedRequest) -> bool {
+    ///     move |request| request.form_value("Action").as_deref() == Some(name)
+    /// }
+    ///
+    /// let _host = MockHost::new()
+    ///     .on(Method::Post, "http://ec2/", |_| Ok(Response::new(400).with_body("InvalidAction")))
+    ///     .on_matching(Method::Post, "http://ec2/", action("CreateVolume"), |request| {
+    ///         assert_eq!(request.form_value("Size").as_deref(), Some("8"));
+    ///         Ok(Response::new(200).with_body("vol-1"))
+    ///     })
+    ///     .on_matching(Method::Post, "http://ec2/", action("DeleteVolume"), |_| Ok(Response::new(200)))
+    ///     .install();
+    /// let call = |pairs: &[(&str, &str)]| Request::post("http://ec2/").form(pairs).send().unwrap();
+    /// assert_eq!(call(&[("Action", "CreateVolume"), ("Size", "8")]).text(), "vol-1");
+    /// assert_eq!(call(&[("Action", "DeleteVolume")]).text(), "");
+    /// assert_eq!(call(&[("Action", "AttachVolume")]).status, 400);
+    /// ```
+    #[must_use]
+    pub fn on_matching(
+        self,
+        method: Method,
+        url_prefix: &str,
+        matches: impl Fn(&ReceivedRequest) -> bool + 'static,
+        answer: impl FnMut(&ReceivedRequest) -> Result<Response, HttpError> + 'static,
+    ) -> Self {
+        self.0.servers.add_handler(method, url_prefix, matches, answer);
         self
     }
 

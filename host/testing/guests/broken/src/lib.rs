@@ -124,11 +124,11 @@ impl Backend for BrokenDriver {
         Ok(Readiness::Ready)
     }
 
-    fn create(request: CreateRequest) -> Result<Volume> {
+    fn create_volume(request: CreateRequest) -> Result<Volume> {
         volumes::create(request, None)
     }
 
-    fn delete(handle: String) -> Result<()> {
+    fn delete_volume(handle: String) -> Result<()> {
         volumes::delete(&handle)
     }
 

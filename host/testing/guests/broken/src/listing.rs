@@ -76,7 +76,7 @@ fn volume_status(handle: &str, stored: &VolumeEntry) -> VolumeStatus {
 }
 
 impl Listing for BrokenDriver {
-    fn list(after: Option<String>, limit: Option<u32>) -> Result<VolumePage> {
+    fn list_volumes(after: Option<String>, limit: Option<u32>) -> Result<VolumePage> {
         let db = db::load()?;
         let place = parse_token(after, "listing/bad-token")?;
         if limit.is_some_and(|limit| limit > 1_000_000) && is_broken("listing/huge-limit") {
@@ -99,7 +99,7 @@ impl Listing for BrokenDriver {
 }
 
 impl Inspection for BrokenDriver {
-    fn get(handle: VolumeHandle) -> Result<VolumeStatus> {
+    fn get_volume(handle: VolumeHandle) -> Result<VolumeStatus> {
         let db = db::load()?;
         match db.volumes.get(&handle) {
             Some(found) => {

@@ -57,7 +57,7 @@ fn create_without_lock(wanted: &SnapshotRequest, handle: &str) -> Result<Snapsho
 }
 
 impl Snapshots for BrokenDriver {
-    fn create(wanted: SnapshotRequest) -> Result<Snapshot> {
+    fn create_snapshot(wanted: SnapshotRequest) -> Result<Snapshot> {
         if !is_broken("snapshots/bad-names") {
             request::check_name(&wanted.name)?;
         }
@@ -100,7 +100,7 @@ impl Snapshots for BrokenDriver {
         Ok(cut)
     }
 
-    fn delete(handle: SnapshotHandle) -> Result<()> {
+    fn delete_snapshot(handle: SnapshotHandle) -> Result<()> {
         let dying = |name: &str| is_broken_for("crashes/delete-snapshot", name, "dying-uncut");
         if db::load()?.snapshots.get(&handle).is_some_and(|found| dying(&found.name)) {
             db::write_marker(&format!("trash/{handle}"))?;
@@ -110,7 +110,7 @@ impl Snapshots for BrokenDriver {
         delete(&handle)
     }
 
-    fn get(handle: SnapshotHandle) -> Result<Snapshot> {
+    fn get_snapshot(handle: SnapshotHandle) -> Result<Snapshot> {
         let db = db::load()?;
         match db.snapshots.get(&handle) {
             Some(found) => {
@@ -130,7 +130,11 @@ impl Snapshots for BrokenDriver {
         }
     }
 
-    fn list(source: Option<VolumeHandle>, after: Option<String>, limit: Option<u32>) -> Result<SnapshotPage> {
+    fn list_snapshots(
+        source: Option<VolumeHandle>,
+        after: Option<String>,
+        limit: Option<u32>,
+    ) -> Result<SnapshotPage> {
         let db = db::load()?;
         if let Some(source) = &source
             && is_broken("snapshots/list-unknown")
@@ -246,7 +250,7 @@ fn create_group(wanted: &GroupRequest, handle: &str) -> Result<GroupSnapshot> {
 }
 
 impl GroupSnapshots for BrokenDriver {
-    fn create(wanted: GroupRequest) -> Result<GroupSnapshot> {
+    fn create_group_snapshot(wanted: GroupRequest) -> Result<GroupSnapshot> {
         request::check_name(&wanted.name)?;
         if wanted.sources.is_empty() && !is_broken("group-snapshots/no-source") {
             return Err(StorageError::invalid_argument("a group of no volumes"));
@@ -258,7 +262,7 @@ impl GroupSnapshots for BrokenDriver {
         create_group(&wanted, &handle)
     }
 
-    fn delete(handle: String, snapshots: Vec<SnapshotHandle>) -> Result<()> {
+    fn delete_group_snapshot(handle: String, snapshots: Vec<SnapshotHandle>) -> Result<()> {
         db::update(|db| {
             let Some(found) = db.groups.get(&handle) else {
                 if is_broken("group-snapshots/delete-is-idempotent") {
@@ -284,7 +288,7 @@ impl GroupSnapshots for BrokenDriver {
         })
     }
 
-    fn get(handle: String, snapshots: Vec<SnapshotHandle>) -> Result<GroupSnapshot> {
+    fn get_group_snapshot(handle: String, snapshots: Vec<SnapshotHandle>) -> Result<GroupSnapshot> {
         let db = db::load()?;
         let Some(found) = db.groups.get(&handle) else {
             if is_broken("group-snapshots/get-missing") {

@@ -43,6 +43,9 @@ fn interface(origin: Option<&str>) -> &'static str {
 pub(crate) fn create(request: CreateRequest, origin: Option<String>) -> Result<Volume> {
     let name = request.name.clone();
     assert!(!is_broken_for("errors/no-defects", &name, "provoked"), "a defect");
+    if is_broken_for("errors/no-secrets", &name, "provoked") {
+        return Err(StorageError::invalid_argument("the array rejects the token token-of-broken"));
+    }
     request::check_name(&name)?;
     if let Some(secret) = settings::get("secret") {
         let missing = secrets::require(&secret).is_err() && is_broken("errors/without-secrets");
@@ -205,9 +208,14 @@ fn check_same_request(found: &VolumeEntry, wanted: &VolumeEntry, request: &Creat
         && range.limit_bytes.is_none_or(|limit| found.size <= limit);
     let grown = found.size > found.first_size && is_broken("expansion/create-finds-expanded");
     let other_source = format!("{}/other-source", interface(found.origin.as_deref()));
+    let ignores_values = is_broken("volumes/create-other-value");
     let differences = [
         (!fits, "volumes/create-other-size", "size"),
-        (found.parameters != wanted.parameters, "volumes/create-other-parameters", "parameters"),
+        (
+            found.parameters != wanted.parameters && !ignores_values,
+            "volumes/create-other-parameters",
+            "parameters",
+        ),
         (found.first_mutable_parameters != wanted.first_mutable_parameters, "-", "mutable parameters"),
         (found.capabilities != wanted.capabilities, "volumes/create-other-capability", "uses"),
         (found.origin != wanted.origin, other_source.as_str(), "source"),

@@ -57,7 +57,7 @@ fn page(after: Option<String>, limit: Option<u32>) -> (usize, Option<String>) {
 }
 
 impl Snapshots for Hostile {
-    fn create(request: SnapshotRequest) -> Result<Snapshot> {
+    fn create_snapshot(request: SnapshotRequest) -> Result<Snapshot> {
         let mut cut = snapshot(&request.name, &request.source);
         match request.name.as_str() {
             "no-handle" => cut.handle.clear(),
@@ -79,15 +79,19 @@ impl Snapshots for Hostile {
         Ok(cut)
     }
 
-    fn delete(_handle: SnapshotHandle) -> Result<()> {
+    fn delete_snapshot(_handle: SnapshotHandle) -> Result<()> {
         Ok(())
     }
 
-    fn get(handle: SnapshotHandle) -> Result<Snapshot> {
+    fn get_snapshot(handle: SnapshotHandle) -> Result<Snapshot> {
         Ok(snapshot(if handle == "other" { "another" } else { &handle }, "v"))
     }
 
-    fn list(source: Option<VolumeHandle>, after: Option<String>, limit: Option<u32>) -> Result<SnapshotPage> {
+    fn list_snapshots(
+        source: Option<VolumeHandle>,
+        after: Option<String>,
+        limit: Option<u32>,
+    ) -> Result<SnapshotPage> {
         let source = if after.as_deref() == Some("foreign-source") { None } else { source };
         let has_foreign_source = after.as_deref() == Some("foreign-source");
         let has_echo_owner = after.as_deref() == Some("echo-owner");
@@ -110,7 +114,7 @@ impl Snapshots for Hostile {
 }
 
 impl GroupSnapshots for Hostile {
-    fn create(request: GroupRequest) -> Result<GroupSnapshot> {
+    fn create_group_snapshot(request: GroupRequest) -> Result<GroupSnapshot> {
         let member = |source: &String| Snapshot { group: Some("g".to_owned()), ..snapshot(source, source) };
         let mut snapshots: Vec<_> = request.sources.iter().map(member).collect();
         match request.name.as_str() {
@@ -127,18 +131,18 @@ impl GroupSnapshots for Hostile {
         Ok(GroupSnapshot { handle: "g".to_owned(), snapshots, created_at_ms: 1, ready: true })
     }
 
-    fn delete(_handle: String, _snapshots: Vec<SnapshotHandle>) -> Result<()> {
+    fn delete_group_snapshot(_handle: String, _snapshots: Vec<SnapshotHandle>) -> Result<()> {
         Ok(())
     }
 
-    fn get(handle: String, _snapshots: Vec<SnapshotHandle>) -> Result<GroupSnapshot> {
+    fn get_group_snapshot(handle: String, _snapshots: Vec<SnapshotHandle>) -> Result<GroupSnapshot> {
         let handle = if handle == "other" { "another".to_owned() } else { handle };
         Ok(GroupSnapshot { handle, snapshots: Vec::new(), created_at_ms: 1, ready: true })
     }
 }
 
 impl Listing for Hostile {
-    fn list(after: Option<String>, limit: Option<u32>) -> Result<VolumePage> {
+    fn list_volumes(after: Option<String>, limit: Option<u32>) -> Result<VolumePage> {
         let bad_entry = match after.as_deref() {
             Some("bad-entry") => Some(status("")),
             Some("echo-entry") => Some(status(&echo())),
@@ -152,7 +156,7 @@ impl Listing for Hostile {
 }
 
 impl Inspection for Hostile {
-    fn get(handle: VolumeHandle) -> Result<VolumeStatus> {
+    fn get_volume(handle: VolumeHandle) -> Result<VolumeStatus> {
         let mut found = status(if handle == "other" { "another" } else { &handle });
         match handle.as_str() {
             "echo" => found.condition = Some(Condition { abnormal: true, message: echo_message() }),

@@ -35,7 +35,7 @@ impl Backend for Hostile {
         Ok(if how == "echo" { Readiness::NotReady(echo_message()) } else { Readiness::Ready })
     }
 
-    fn create(request: CreateRequest) -> Result<Volume> {
+    fn create_volume(request: CreateRequest) -> Result<Volume> {
         misbehave(&request.name);
         let mut volume = Volume::new("a-volume", request.capacity.required_bytes.unwrap_or(1));
         match request.name.as_str() {
@@ -83,7 +83,7 @@ impl Backend for Hostile {
         Ok(volume)
     }
 
-    fn delete(handle: String) -> Result<()> {
+    fn delete_volume(handle: String) -> Result<()> {
         misbehave(&handle);
         Ok(())
     }

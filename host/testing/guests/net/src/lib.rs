@@ -78,7 +78,7 @@ impl Backend for Net {
         Ok(Readiness::Ready)
     }
 
-    fn create(request: CreateRequest) -> Result<Volume> {
+    fn create_volume(request: CreateRequest) -> Result<Volume> {
         let script = request.parameters.iter().find(|(key, _)| key == "script");
         let script = script.map_or("[]", |(_, script)| script);
         let steps: Vec<Step> = serde_json::from_str(script).map_err(|error| {
@@ -91,7 +91,7 @@ impl Backend for Net {
         Ok(volume)
     }
 
-    fn delete(_handle: String) -> Result<()> {
+    fn delete_volume(_handle: String) -> Result<()> {
         Ok(())
     }
 

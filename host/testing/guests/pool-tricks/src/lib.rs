@@ -24,7 +24,7 @@ impl Backend for PoolTricks {
     /// The parameter `do` is the operation: a scan if it is absent or unknown. The parameters `name` and
     /// `source` and the required size are its arguments. The volume's handle is the result: `ok`, or the name
     /// of the error.
-    fn create(request: CreateRequest) -> Result<Volume> {
+    fn create_volume(request: CreateRequest) -> Result<Volume> {
         let parameters = cofferdam_guest::to_map(request.parameters);
         let parameter = |key: &str| parameters.get(key).map(String::as_str).unwrap_or_default();
         // Names that no parameter can contain.
@@ -60,7 +60,7 @@ impl Backend for PoolTricks {
         Ok(Volume::new(handle, size.max(1)))
     }
 
-    fn delete(_handle: String) -> Result<()> {
+    fn delete_volume(_handle: String) -> Result<()> {
         Ok(())
     }
 
