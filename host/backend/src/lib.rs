@@ -22,5 +22,5 @@ pub use call::{
     Overloaded, is_deletion_in_doubt,
 };
 pub use metrics::{BackendMetrics, CallMetrics, InFlightGuard};
-pub use redactor::{MAX_DERIVED_SECRETS, Redactor};
+pub use redactor::{MAX_DERIVED_SECRETS, REDACTED, Redactor};
 pub use violation::ContractViolation;

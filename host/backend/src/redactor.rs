@@ -10,7 +10,7 @@ use parking_lot::Mutex;
 use self::search::{MAX_EXPANSION, SearchableText};
 
 /// Text that replaces a secret in a redacted text.
-const PLACEHOLDER: &str = "[secret]";
+pub const REDACTED: &str = "[secret]";
 
 /// Redacts the secrets of a call in texts of the driver. It redacts all secrets of the call, not only those
 /// that the host revealed to a component: the storage system may echo to the component what the host sent.
@@ -149,7 +149,7 @@ fn replace_ranges(text: &str, ranges: Vec<Range<usize>>, end: usize) -> Cow<'_, 
     let mut at = 0;
     for range in ranges {
         clean.push_str(text.get(at..range.start).unwrap_or_default());
-        clean.push_str(PLACEHOLDER);
+        clean.push_str(REDACTED);
         at = range.end;
     }
     clean.push_str(text.get(at..end).unwrap_or_default());

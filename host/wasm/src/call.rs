@@ -149,7 +149,7 @@ async fn run_isolated<T>(
         Ok(Ok(Err(error))) => {
             Err(CallFailure::Storage(convert::storage_error(error, store.data().redactor())))
         }
-        Ok(Err(error)) => Err(classify(&error, store.data(), limits)),
+        Ok(Err(error)) => Err(with_panic(classify(&error, store.data(), limits), store.data())),
         Err(stopped) => Err(stopped),
     };
     let host = store.data();
@@ -224,6 +224,41 @@ fn classify(error: &wasmtime::Error, host: &StoreData, limits: &Limits) -> CallF
     CallFailure::Trap(printable(
         &host.redactor().redact(reason.strip_prefix("wasm trap: ").unwrap_or(&reason)),
     ))
+}
+
+/// Adds the panic that the guest printed to a trap: a panic is a trap of the instruction `unreachable`, and
+/// only the output has its message.
+fn with_panic(failure: CallFailure, host: &StoreData) -> CallFailure {
+    let CallFailure::Trap(reason) = &failure else { return failure };
+    let printed = host.output.redacted_text(host.redactor());
+    match printed.and_then(|(output, _)| panic_message(&output)) {
+        Some(panic) if reason.contains("unreachable") => CallFailure::Trap(panic),
+        Some(_) | None => failure,
+    }
+}
+
+/// Maximum length of a panic's message in an error, in characters.
+const MAX_PANIC_CHARS: usize = 200;
+
+/// The message of a panic in a guest's output, in one line, with its place in the source: of Rust, Go, and C's
+/// `assert`. `None` for other output.
+fn panic_message(output: &str) -> Option<String> {
+    let mut lines = output.lines().map(str::trim);
+    let message = lines.find_map(|line| {
+        if let Some((_, place)) =
+            line.split_once("' panicked at ").or_else(|| line.split_once(") panicked at "))
+        {
+            return Some(format!("panicked at {place}"));
+        }
+        let is_panic = line.starts_with("panic: ") || line.starts_with("Assertion failed: ");
+        is_panic.then(|| line.to_owned())
+    })?;
+    // Rust prints the message in the next line.
+    let message = match message.strip_suffix(':') {
+        Some(place) => format!("{place}: {}", lines.next().unwrap_or_default()),
+        None => message,
+    };
+    Some(printable(&message.chars().take(MAX_PANIC_CHARS).collect::<String>()))
 }
 
 /// Maps an error message to the limit that was exceeded; `None` for any other message. wasmtime reports these

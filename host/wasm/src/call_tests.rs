@@ -1,4 +1,4 @@
-//! Test of a panic in a host function that a guest calls.
+//! Tests of panics: of a host function that a guest calls, and of guests.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -83,4 +83,28 @@ async fn host_panic_fails_only_its_call() {
     // The engine and its threads still work: another backend loads and responds.
     let source = ComponentSource::Bytes { name: "memory".to_owned(), bytes: cofferdam_carried::MEMORY };
     engine.load(source, BackendConfig::default()).await.unwrap();
+}
+
+#[test]
+fn the_message_of_a_panic_is_found_in_the_output() {
+    let rust = "created vol-7\n\nthread 'main' (1) panicked at src/volumes.rs:79:22:\ncalled \
+                `Option::unwrap()` on a `None` value\nnote: run with `RUST_BACKTRACE=1`";
+    let unnamed = "thread '<unnamed>' panicked at src/lib.rs:1:1:\nno zone";
+    let expected = "panicked at src/volumes.rs:79:22: called `Option::unwrap()` on a `None` value";
+    for (output, expected) in [
+        (rust, Some(expected)),
+        (unnamed, Some("panicked at src/lib.rs:1:1: no zone")),
+        (
+            "x\npanic: runtime error: nil pointer dereference\n",
+            Some("panic: runtime error: nil pointer dereference"),
+        ),
+        ("Assertion failed: size > 0 (d.c: create: 7)", Some("Assertion failed: size > 0 (d.c: create: 7)")),
+        ("thread 'main' panicked at src/lib.rs:1:1:", Some("panicked at src/lib.rs:1:1: ")),
+        ("the array panicked at noon", None),
+        ("", None),
+    ] {
+        assert_eq!(panic_message(output).as_deref(), expected, "{output:?}");
+    }
+    let long = format!("panic: {}", "a".repeat(1_000));
+    assert_eq!(panic_message(&long).unwrap().len(), MAX_PANIC_CHARS);
 }

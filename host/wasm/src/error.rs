@@ -97,15 +97,13 @@ pub enum LoadError {
         /// The required and the available resources.
         reason: String,
     },
-    /// The component imports an interface of the contract that the operator has not granted.
-    #[error("{name}: imports `{import}`, which is not granted to it; {}", .grant.advice())]
+    /// The component imports interfaces of the contract that the operator has not granted.
+    #[error("{name}: {}", missing_grants_text(.missing))]
     NotGranted {
         /// The component.
         name: String,
-        /// The import.
-        import: String,
-        /// The grant that it lacks.
-        grant: Grant,
+        /// The missing grants, at least one, in the order of [`Grant::ALL`].
+        missing: Vec<MissingGrant>,
     },
     /// The component lacks an interface that every backend must export.
     #[error("{name}: does not export `{export}`, which every backend must")]
@@ -214,4 +212,21 @@ pub enum LoadError {
         /// The panic or cancellation.
         source: tokio::task::JoinError,
     },
+}
+
+/// A grant that a component needs and does not have.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct MissingGrant {
+    /// The import, as the component spells it.
+    pub import: String,
+    /// The grant.
+    pub grant: Grant,
+}
+
+/// Names the imports, and then what grants each of them.
+fn missing_grants_text(missing: &[MissingGrant]) -> String {
+    let imports: Vec<_> = missing.iter().map(|missing| format!("`{}`", missing.import)).collect();
+    let verb = if imports.len() == 1 { "is" } else { "are" };
+    let advice: Vec<_> = missing.iter().map(|missing| missing.grant.advice()).collect();
+    format!("imports {}, which {verb} not granted to it; {}", imports.join(", "), advice.join("; "))
 }

@@ -172,8 +172,9 @@ impl CallFailure {
             ),
             Self::CircuitOpen(OpenCircuit { is_of_subject, pause }) => {
                 let of_subject = if is_of_subject { " for this volume, snapshot or method" } else { "" };
+                // Without the pause, which changes, so that the API server folds the events of a claim.
                 let message = format!(
-                    "the backend failed too often{of_subject} and is left alone for {pause:?} \
+                    "the backend failed too often{of_subject} and is not called for a while \
                      (limit `breaker-failures`)"
                 );
                 StorageError {

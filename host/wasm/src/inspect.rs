@@ -6,7 +6,7 @@ use cofferdam_domain::storage::Ability;
 
 use crate::{
     contract::{CONTRACT_PACKAGE, CONTRACT_VERSION, Grant, InterfaceVersion},
-    error::LoadError,
+    error::{LoadError, MissingGrant},
 };
 use cofferdam_backend::checks::printable;
 
@@ -39,21 +39,24 @@ impl ComponentInterfaces {
         Ok(Self { imports, exports, grants, abilities })
     }
 
-    /// Rejects a component that imports more than its operator grants.
+    /// Rejects a component that imports more than its operator grants. The error names every missing grant.
     pub(crate) fn check_grants(&self, component: &str, granted: &BTreeSet<Grant>) -> Result<(), LoadError> {
-        let Some(missing) = self.grants.difference(granted).next() else { return Ok(()) };
-        let is_import_of_grant =
-            |import: &&String| InterfaceName::parse(import).contract_interface() == Some(missing.as_str());
-        Err(LoadError::NotGranted {
-            name: component.to_owned(),
-            import: self
-                .imports
-                .iter()
-                .find(is_import_of_grant)
-                .map(|import| printable(import))
-                .unwrap_or_default(),
-            grant: *missing,
-        })
+        let missing: Vec<_> = self
+            .grants
+            .difference(granted)
+            .map(|grant| MissingGrant { import: self.import_of(*grant), grant: *grant })
+            .collect();
+        if missing.is_empty() {
+            return Ok(());
+        }
+        Err(LoadError::NotGranted { name: component.to_owned(), missing })
+    }
+
+    /// The import that a grant is for, as the component spells it.
+    fn import_of(&self, grant: Grant) -> String {
+        let is_import =
+            |import: &&String| InterfaceName::parse(import).contract_interface() == Some(grant.as_str());
+        self.imports.iter().find(is_import).map(|import| printable(import)).unwrap_or_default()
     }
 
     /// The WASI imports that are linked to inert implementations, as the component spells them.

@@ -11,7 +11,7 @@ use std::{
 
 use cofferdam_domain::{
     DriverName,
-    storage::{Description, StorageError},
+    storage::{Description, Secrets, StorageError},
 };
 use tokio::time::Instant;
 use tracing::Instrument as _;
@@ -101,6 +101,14 @@ impl WasmBackend {
     pub fn second_process(&self) -> Arc<Self> {
         let BackendInner { engine, description, .. } = &*self.inner;
         Arc::new(Self::new(Arc::clone(engine), self.shared_state(), description.clone()))
+    }
+
+    /// As [`Self::second_process`], for a process whose configuration has no secrets.
+    #[must_use]
+    pub fn second_process_without_secrets(&self) -> Arc<Self> {
+        let second = self.second_process();
+        second.inner.runner.replace_secrets(Secrets::default());
+        second
     }
 
     /// The driver's name.
