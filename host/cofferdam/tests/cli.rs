@@ -413,7 +413,8 @@ fn the_dev_demo_succeeds() {
         .unwrap()
         .filter_map(|entry| entry.unwrap().file_name().into_string().ok())
         .collect();
-    assert!(left.iter().all(|name| name == ".cache"), "the kubeconfig is removed: {left:?}");
+    let is_of_home = |name: &String| name == ".cache" || name == ".local";
+    assert!(left.iter().all(is_of_home), "the kubeconfig is removed: {left:?}");
 }
 
 #[test]
@@ -572,6 +573,119 @@ async fn dev_creates_a_default_snapshot_class_for_drivers_with_snapshots() {
     );
 }
 
+/// Creates a claim of the default class of `dev`, and waits until it is bound.
+async fn bind_claim(kubeconfig: &Path) {
+    let config = kube::config::Kubeconfig::read_from(kubeconfig).unwrap();
+    let config = kube::Config::from_custom_kubeconfig(config, &Default::default()).await.unwrap();
+    let claims: kube::Api<k8s_openapi::api::core::v1::PersistentVolumeClaim> =
+        kube::Api::default_namespaced(kube::Client::try_from(config).unwrap());
+    let claim = serde_json::json!({
+        "metadata": {"name": "data"},
+        "spec": {"accessModes": ["ReadWriteOnce"], "resources": {"requests": {"storage": "1Gi"}}},
+    });
+    claims.create(&kube::api::PostParams::default(), &serde_json::from_value(claim).unwrap()).await.unwrap();
+    let is_bound = async || {
+        let claim = claims.get("data").await.unwrap();
+        claim.status.and_then(|status| status.phase).as_deref() == Some("Bound")
+    };
+    while !is_bound().await {
+        tokio::task::yield_now().await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn dev_names_what_the_storage_still_has_and_a_later_run_deletes_it() {
+    let scratch = TestDirectory::new("leftovers");
+    let kubeconfig = scratch.0.join("kubeconfig");
+    let (path, state) = (kubeconfig.display().to_string(), scratch.0.join("state").display().to_string());
+    let flags = ["dev", "--nodes", "0", "--state", &state, "--kubeconfig-out", &path];
+    let (mut dev, mut output) = start(cofferdam(&scratch, &flags));
+    output.find(|line| line.contains("ready in")).unwrap();
+    bind_claim(&kubeconfig).await;
+    dev.signal("KILL");
+    assert!(dev.wait_blocking().code().is_none());
+    std::fs::remove_file(&kubeconfig).unwrap();
+
+    let run_again = |more: &[&str]| -> Vec<String> {
+        let (mut dev, mut output) = start(cofferdam(&scratch, &[&flags[..], more].concat()));
+        output.find(|line| line.contains("ready in")).unwrap();
+        dev.signal("INT");
+        let rest: Vec<_> = output.collect();
+        assert_eq!(dev.wait_blocking().code(), Some(0), "{rest:?}");
+        rest
+    };
+    let named = run_again(&[]);
+    let start = "driver memory.cofferdam.dev still stores 1 volume and 0 snapshots of this cluster:";
+    assert!(named.iter().any(|line| line == start), "{named:?}");
+    assert!(named.iter().any(|line| line.starts_with("  volume mem-pvc-")), "{named:?}");
+    assert!(named.iter().any(|line| line.contains("`cofferdam dev --delete`")), "{named:?}");
+    let kept = run_again(&["--keep"]);
+    assert!(kept.iter().any(|line| line == start) && !kept.iter().any(|line| line.contains("--delete")));
+    let deleted = run_again(&["--delete"]);
+    let end = "driver memory.cofferdam.dev: deleted 1 volume and 0 snapshots";
+    assert!(deleted.iter().any(|line| line == end), "{deleted:?}");
+    let nothing = run_again(&["--delete"]);
+    let end = "driver memory.cofferdam.dev stores nothing of this cluster";
+    assert!(nothing.iter().any(|line| line == end), "{nothing:?}");
+}
+
+#[test]
+fn dev_has_nodes_with_given_names_and_zones() {
+    let scratch = TestDirectory::new("named-nodes");
+    let flags = [
+        "dev",
+        "--demo",
+        "--setting",
+        "topology=topology.example/zone=us-east-1a,us-east-1b",
+        "--node",
+        "a,topology.kubernetes.io/zone=us-east-1a",
+        "--node",
+        "b,topology.kubernetes.io/zone=elsewhere,topology.example/zone=us-east-1b",
+    ];
+    let output = run(&scratch, &flags);
+    let stdout = String::from_utf8_lossy(&output.stdout);
+    assert_eq!(output.status.code(), Some(0), "{stdout}{}", String::from_utf8_lossy(&output.stderr));
+    assert!(stdout.contains("a, b, simulated"), "{stdout}");
+    for (flags, expected) in [
+        (&["--node", "a,b"][..], "\"b\": expected LABEL=VALUE"),
+        (&["--node", "x=y"], "expected the node's name first"),
+        (&["--node", "a,l=1,l=2"], "the label l was set twice"),
+        (&["--node", "a", "--nodes", "2"], "cannot be used with"),
+    ] {
+        let output = run(&scratch, &[&["dev"], flags].concat());
+        let text = String::from_utf8(output.stderr).unwrap();
+        assert!(output.status.code() == Some(2) && text.contains(expected), "{text}");
+    }
+}
+
+#[test]
+fn dev_configures_one_component_by_flags() {
+    let scratch = TestDirectory::new("dev-flags");
+    let memory = scratch.file("memory.wasm", cofferdam_carried::MEMORY);
+    let broken = scratch.file("broken.wasm", cofferdam_test_guests::BROKEN);
+    let other = format!("other={memory}");
+    let two = "[backend.a]\nfile = \"a.wasm\"\n[backend.b]\nfile = \"b.wasm\"\n";
+    let two = scratch.file("two.toml", two);
+    for (flags, expected) in [
+        (&["--setting", "a=1", "--config", &two][..], "configures one component, and there are 2: a, b"),
+        (&["--name", "x", "--backend", &other], "1 --backend with a name or none; expected one --backend"),
+        (&["--name", "x/y", "--backend", &memory], "--name \"x/y\": expected letters"),
+        (&["--origin", "http://a", "--csi", "unix:///nowhere.sock"], "--origin is for components"),
+        (&["--secret", "a=b"], "expected @FILE or $VARIABLE"),
+    ] {
+        let line = usage_error(&scratch, &[&["dev"], flags].concat());
+        assert!(line.contains(expected), "{flags:?}: {line}");
+    }
+    let config = format!("[backend.array]\nfile = {memory:?}\n");
+    let config = scratch.file("array.toml", config);
+    let line = usage_error(&scratch, &["dev", "--config", &config, "--backend", &broken]);
+    let expected = format!(
+        "the configuration has [backend.array]: for its settings and grants, expected --backend \
+                            array={broken}"
+    );
+    assert!(line.contains("which is not granted to it") && line.ends_with(&expected), "{line}");
+}
+
 #[test]
 fn roles_run_against_an_api_and_drain_on_sigterm() {
     let scratch = TestDirectory::new("drain");
@@ -716,10 +830,17 @@ fn a_closed_stdout_is_no_error() {
     assert_eq!((child.wait().unwrap().code(), stderr.as_str()), (Some(0), ""));
 }
 
-/// Exit code and stdout of `backend test`; stderr must be empty.
+/// Exit code and stdout of `backend test`. stderr has the progress of reports that are not text, and is empty
+/// otherwise.
 fn run_backend_test(scratch: &TestDirectory, arguments: &[&str]) -> (Option<i32>, String) {
     let output = run(scratch, &[&["backend", "test"], arguments].concat());
-    assert_eq!(String::from_utf8(output.stderr).unwrap(), "", "{arguments:?}");
+    let progress = String::from_utf8(output.stderr).unwrap();
+    if arguments.contains(&"json") || arguments.contains(&"junit") {
+        assert!(progress.starts_with("seed 9\nloaded broken.example 1\n"), "{progress}");
+        assert!(progress.contains("FAILED volumes/no-size ("), "{progress}");
+    } else {
+        assert_eq!(progress, "", "{arguments:?}");
+    }
     (output.status.code(), String::from_utf8(output.stdout).unwrap())
 }
 
@@ -733,7 +854,7 @@ fn backend_test_passes_a_conformant_driver() {
     assert_eq!(code, Some(0), "{report}");
     for expected in [
         "memory.cofferdam.dev",
-        "  seed        5\n",
+        "seed          5\n",
         "  passed  all-or-nothing\n",
         "\n7 passed, 0 failed, 0 skipped\n",
     ] {
@@ -785,6 +906,7 @@ fn backend_test_rejects_invalid_arguments_with_exit_code_2() {
         (&[memory.as_str(), "--only", "nothing/"][..], "--only \"nothing/\": no case matches"),
         (&[&memory, "--node", "a"], "--node: 1 given; expected two that differ"),
         (&[&memory, "--timeout", "soon"], "--timeout: "),
+        (&[&memory, "--parameter", "a=1", "--other-parameter", "a=1"], "expected another value than that of"),
         (&[&memory, "--parameter", "a=1", "--parameter", "a=2"], "--parameter"),
         (&["/nowhere.wasm"], "/nowhere.wasm: cannot be read"),
         (&[&broken], "which is not granted to it; name the origins of its requests"),

@@ -28,6 +28,8 @@ pub enum CaseRequirement {
     Http,
     /// The run has secrets.
     Secrets,
+    /// The run has further values of StorageClass parameters.
+    OtherParameters,
     /// The run has parameters that `modification` accepts.
     MutableParameters,
 }
@@ -44,6 +46,7 @@ impl fmt::Display for CaseRequirement {
             Self::NoTopology => f.write_str("no topology keys"),
             Self::Http => f.write_str("import of `http`"),
             Self::Secrets => f.write_str("secrets"),
+            Self::OtherParameters => f.write_str("other parameters"),
             Self::MutableParameters => f.write_str("mutable parameters"),
         }
     }

@@ -82,6 +82,54 @@ pub(crate) struct CreatedResources {
     open_groups: Vec<CreateGroupSnapshot>,
 }
 
+impl CreatedResources {
+    fn add_open(&mut self, create: OpenCreate) {
+        match create {
+            OpenCreate::Volume(request, origin) => {
+                self.open_volumes.retain(|(open, _)| open.name != request.name);
+                self.open_volumes.push((request, origin));
+            }
+            OpenCreate::Snapshot(request) => {
+                self.open_snapshots.retain(|open| open.name != request.name);
+                self.open_snapshots.push(request);
+            }
+            OpenCreate::Group(request) => {
+                self.open_groups.retain(|open| open.name != request.name);
+                self.open_groups.push(request);
+            }
+        }
+    }
+}
+
+/// A create without a final result.
+enum OpenCreate {
+    Volume(CreateVolume, VolumeOrigin),
+    Snapshot(CreateSnapshot),
+    Group(CreateGroupSnapshot),
+}
+
+/// A create call that has not returned. If its future is dropped, such as by an interrupt of the run, the
+/// create is recorded for the cleanup.
+struct CreateInFlight {
+    created: Arc<Mutex<CreatedResources>>,
+    create: Option<OpenCreate>,
+}
+
+impl CreateInFlight {
+    /// The call has returned, and its caller records the result.
+    fn returned(mut self) {
+        self.create = None;
+    }
+}
+
+impl Drop for CreateInFlight {
+    fn drop(&mut self) {
+        if let Some(create) = self.create.take() {
+            lock(&self.created).add_open(create);
+        }
+    }
+}
+
 /// Environment of all cases of a run.
 pub(crate) struct SuiteContext {
     pub(crate) engine: Engine,
@@ -97,7 +145,7 @@ pub(crate) struct SuiteContext {
     /// Number of calls that still returned a retryable error, see [`is_retryable`], when
     /// `SuiteOptions::retry_timeout` had passed.
     unfinished_calls: AtomicU32,
-    created: Mutex<CreatedResources>,
+    created: Arc<Mutex<CreatedResources>>,
     /// Every volume and snapshot that a create call of the run returned, members of group snapshots and
     /// deleted objects included.
     all_created: Mutex<(BTreeSet<VolumeHandle>, BTreeSet<SnapshotHandle>)>,
@@ -126,7 +174,7 @@ impl SuiteContext {
             faults,
             name_counter: AtomicU32::new(0),
             unfinished_calls: AtomicU32::new(0),
-            created: Mutex::default(),
+            created: Arc::default(),
             all_created: Mutex::default(),
             errors: Mutex::default(),
             keeps_owners: Mutex::default(),
@@ -251,7 +299,23 @@ impl SuiteContext {
             VolumeOrigin::Volume(handle) => Some(ContentSource::Volume(handle.clone())),
             VolumeOrigin::Snapshot(handle) => Some(ContentSource::Snapshot(handle.clone())),
         };
-        backend.create_volume(call, CreateVolume { source, ..request.clone() })
+        let create = OpenCreate::Volume(request.clone(), origin.clone());
+        self.recording_drop(create, backend.create_volume(call, CreateVolume { source, ..request.clone() }))
+    }
+
+    /// Records a create for the cleanup if the future of its call is dropped after it was first polled.
+    fn recording_drop<'a, T: Send + 'a>(
+        &self,
+        create: OpenCreate,
+        answer: BackendFuture<'a, T>,
+    ) -> BackendFuture<'a, T> {
+        let created = Arc::clone(&self.created);
+        Box::pin(async move {
+            let in_flight = CreateInFlight { created, create: Some(create) };
+            let answer = answer.await;
+            in_flight.returned();
+            answer
+        })
     }
 
     /// Records a volume of the run that was found in a listing, for the cleanup.
@@ -275,8 +339,7 @@ impl SuiteContext {
                 lock(&self.all_created).0.insert(volume.handle.clone());
             }
             Err(error) if error.finality != Finality::Final => {
-                created.open_volumes.retain(|(open, _)| open.name != request.name);
-                created.open_volumes.push((request.clone(), origin.clone()));
+                created.add_open(OpenCreate::Volume(request.clone(), origin.clone()));
             }
             Err(_) => {}
         }
@@ -338,7 +401,10 @@ impl SuiteContext {
         backend: &RecordingBackend,
         request: &CreateSnapshot,
     ) -> Result<Snapshot, StorageError> {
-        let call = || backend.create_snapshot(self.call(), request.clone());
+        let call = || {
+            let create = OpenCreate::Snapshot(request.clone());
+            self.recording_drop(create, backend.create_snapshot(self.call(), request.clone()))
+        };
         let result = self.retry_until_final("create-snapshot", call).await;
         let mut created = lock(&self.created);
         match &result {
@@ -347,7 +413,9 @@ impl SuiteContext {
                 created.open_snapshots.retain(|open| open.name != request.name);
                 lock(&self.all_created).1.insert(snapshot.handle.clone());
             }
-            Err(error) if error.finality != Finality::Final => created.open_snapshots.push(request.clone()),
+            Err(error) if error.finality != Finality::Final => {
+                created.add_open(OpenCreate::Snapshot(request.clone()));
+            }
             Err(_) => {}
         }
         result
@@ -373,7 +441,10 @@ impl SuiteContext {
         &self,
         request: &CreateGroupSnapshot,
     ) -> Result<GroupSnapshot, StorageError> {
-        let call = || self.backend.create_group_snapshot(self.call(), request.clone());
+        let call = || {
+            let create = OpenCreate::Group(request.clone());
+            self.recording_drop(create, self.backend.create_group_snapshot(self.call(), request.clone()))
+        };
         let answer = self.retry_until_final("create-group-snapshot", call).await;
         let mut created = lock(&self.created);
         match &answer {
@@ -384,7 +455,9 @@ impl SuiteContext {
                 created.groups.insert(group.handle.clone(), members);
                 created.open_groups.retain(|open| open.name != request.name);
             }
-            Err(error) if error.finality != Finality::Final => created.open_groups.push(request.clone()),
+            Err(error) if error.finality != Finality::Final => {
+                created.add_open(OpenCreate::Group(request.clone()));
+            }
             Err(_) => {}
         }
         answer
@@ -453,11 +526,11 @@ impl SuiteContext {
     /// deletes every recorded object. Objects that cannot be unpublished or deleted stay recorded.
     pub(crate) async fn delete_all(&self) {
         self.retry_open_creates().await;
-        let published = std::mem::take(&mut lock(&self.created).published_volumes);
+        let published = lock(&self.created).published_volumes.clone();
         for handle in published {
             let call = || self.backend.unpublish_volume(self.call(), handle.clone(), None);
-            if self.retry_until_final("unpublish", call).await.is_err() {
-                self.record_published(&handle);
+            if self.retry_until_final("unpublish", call).await.is_ok() {
+                lock(&self.created).published_volumes.remove(&handle);
             }
         }
         let groups = lock(&self.created).groups.clone();
@@ -477,24 +550,28 @@ impl SuiteContext {
     /// Repeats creates without a final result, to get the handles of their objects. A create that fails again
     /// without a final result stays recorded.
     async fn retry_open_creates(&self) {
-        let (volumes, snapshots, groups) = {
-            let mut created = lock(&self.created);
-            (
-                std::mem::take(&mut created.open_volumes),
-                std::mem::take(&mut created.open_snapshots),
-                std::mem::take(&mut created.open_groups),
-            )
+        // An interrupt may drop this future, so each create stays recorded until its call starts.
+        let [volumes, snapshots, groups] = {
+            let created = lock(&self.created);
+            [created.open_volumes.len(), created.open_snapshots.len(), created.open_groups.len()]
         };
-        for (request, origin) in volumes {
+        for _ in 0..volumes {
+            let Some((request, origin)) = take_first(&mut lock(&self.created).open_volumes) else { break };
             drop(self.create_from(&self.backend, &request, &origin).await);
         }
-        for request in snapshots {
+        for _ in 0..snapshots {
+            let Some(request) = take_first(&mut lock(&self.created).open_snapshots) else { break };
             drop(self.create_snapshot(&self.backend, &request).await);
         }
-        for request in groups {
+        for _ in 0..groups {
+            let Some(request) = take_first(&mut lock(&self.created).open_groups) else { break };
             drop(self.create_group_snapshot(&request).await);
         }
     }
+}
+
+fn take_first<T>(items: &mut Vec<T>) -> Option<T> {
+    (!items.is_empty()).then(|| items.remove(0))
 }
 
 /// The keys of a driver's state and the items of its pool.

@@ -17,11 +17,13 @@ mod check;
 mod context;
 mod options;
 mod process;
+mod progress;
 mod report;
 mod run;
 
 pub use case::{CaseRequirement, ConformanceCase};
 pub use cases::cases;
 pub use options::SuiteOptions;
-pub use report::{CaseOutcome, CaseReport, SuiteReport};
-pub use run::run;
+pub use progress::{Progress, RunControl};
+pub use report::{CaseOutcome, CaseReport, DriverIdentity, SuiteReport, TextReport};
+pub use run::{run, run_with_control};

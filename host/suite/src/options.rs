@@ -19,6 +19,9 @@ pub struct SuiteOptions {
     pub secrets: Secrets,
     /// Parameters of the StorageClass.
     pub parameters: Parameters,
+    /// Other valid values of parameters of the StorageClass, which `parameters` may lack. Without them, the
+    /// case `volumes/create-other-value` is skipped.
+    pub other_parameters: Parameters,
     /// Parameters that `modification` accepts. Without them, cases that modify volumes are skipped.
     pub mutable_parameters: Parameters,
     /// Parameters of the VolumeSnapshotClass.
@@ -56,6 +59,7 @@ impl Default for SuiteOptions {
             config: BackendConfig::default(),
             secrets: Secrets::default(),
             parameters: Parameters::new(),
+            other_parameters: Parameters::new(),
             mutable_parameters: Parameters::new(),
             snapshot_parameters: Parameters::new(),
             capability: VolumeCapability {

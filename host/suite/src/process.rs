@@ -12,7 +12,7 @@ use std::{
     },
 };
 
-use cofferdam_backend::{Backend, BackendFuture, Call};
+use cofferdam_backend::{Backend, BackendFuture, Call, REDACTED};
 use cofferdam_domain::{
     GroupSnapshotHandle, NodeId, SnapshotHandle, VolumeHandle,
     storage::{
@@ -37,6 +37,15 @@ const MAX_TEXT_CHARS: usize = 300;
 pub(crate) struct CallRecorder {
     calls: Arc<Mutex<Vec<RecordedCall>>>,
     process_count: Arc<AtomicUsize>,
+    redacted: Arc<Mutex<RedactedResponses>>,
+}
+
+/// Responses of the run in which the host redacted a secret.
+#[derive(Debug, Default)]
+struct RedactedResponses {
+    count: usize,
+    /// The first call with its response.
+    first: Option<String>,
 }
 
 #[derive(Clone, Debug)]
@@ -70,6 +79,23 @@ impl CallRecorder {
                 }
             })
             .collect()
+    }
+
+    /// The last call that has not returned, if there is one. A call whose future was dropped counts too.
+    pub(crate) fn running_call(&self) -> Option<String> {
+        self.lock().last().filter(|last| last.answer.is_none()).map(|last| last.call.clone())
+    }
+
+    /// Number of responses of the run in which the host redacted a secret, and the first such call.
+    pub(crate) fn redacted_responses(&self) -> (usize, Option<String>) {
+        let redacted = self.redacted.lock().unwrap_or_else(PoisonError::into_inner);
+        (redacted.count, redacted.first.clone())
+    }
+
+    fn record_redaction(&self, call: impl FnOnce() -> String) {
+        let mut redacted = self.redacted.lock().unwrap_or_else(PoisonError::into_inner);
+        redacted.count += 1;
+        redacted.first.get_or_insert_with(call);
     }
 
     fn record_call(&self, process: usize, call: String) -> usize {
@@ -120,6 +146,11 @@ impl RecordingBackend {
         Arc::new(Self::new(self.backend.second_process(), self.recorder.clone()))
     }
 
+    /// As [`Self::second_process`], without the configured secrets.
+    pub(crate) fn second_process_without_secrets(&self) -> Self {
+        Self::new(self.backend.second_process_without_secrets(), self.recorder.clone())
+    }
+
     /// Records a call when its future is first polled, and its result if the future is polled to the end.
     fn record<'a, T: Debug + Send + 'a>(
         &'a self,
@@ -128,11 +159,16 @@ impl RecordingBackend {
         answer: BackendFuture<'a, T>,
     ) -> BackendFuture<'a, T> {
         Box::pin(async move {
-            let index = self
-                .recorder
-                .record_call(self.number, format!("{function}({})", truncate(arguments, MAX_TEXT_CHARS)));
+            let call = format!("{function}({})", truncate(arguments, MAX_TEXT_CHARS));
+            let index = self.recorder.record_call(self.number, call.clone());
             let answer = answer.await;
-            self.recorder.record_answer(index, truncate(answer_line(&answer), MAX_TEXT_CHARS));
+            let line = answer_line(&answer);
+            let is_redacted = line.contains(REDACTED);
+            let line = truncate(line, MAX_TEXT_CHARS);
+            if is_redacted {
+                self.recorder.record_redaction(|| format!("{call} → {line}"));
+            }
+            self.recorder.record_answer(index, line);
             answer
         })
     }

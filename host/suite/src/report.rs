@@ -6,6 +6,7 @@ mod text;
 use std::time::Duration;
 
 use serde_json::{Value, json};
+pub use text::TextReport;
 
 use crate::ConformanceCase;
 
@@ -25,6 +26,8 @@ pub struct SuiteReport {
     pub entries: Vec<CaseReport>,
     /// Descriptions of objects that could not be deleted, and of creates whose outcome remained unknown.
     pub leftovers: Vec<String>,
+    /// True if an interrupt ended the run before all cases had run and all objects were deleted.
+    pub is_interrupted: bool,
     /// True if listing or inspection returns the owner of a volume; `None` if the run did not check.
     pub keeps_owners: Option<bool>,
 }
@@ -91,14 +94,15 @@ impl SuiteReport {
             driver: None,
             entries: Vec::new(),
             leftovers: Vec::new(),
+            is_interrupted: false,
             keeps_owners: None,
         }
     }
 
-    /// Returns true if no case failed and at least one passed.
+    /// Returns true if the run was not interrupted, no case failed, and at least one passed.
     pub fn is_passed(&self) -> bool {
         let (passed, failed, _) = self.totals();
-        failed == 0 && passed > 0
+        !self.is_interrupted && failed == 0 && passed > 0
     }
 
     /// Numbers of passed, failed and skipped cases, in this order.
@@ -121,13 +125,20 @@ impl SuiteReport {
 
     /// The command that runs all cases again with the seed of this run, or only the case with this id.
     pub(crate) fn rerun_command(&self, case: Option<&str>) -> String {
-        let only = case.map(|case| format!(" --only {case}")).unwrap_or_default();
-        format!("{}{only} --seed {}", self.command, self.seed)
+        rerun_command(&self.command, self.seed, case)
     }
 
-    /// The report as text, with ANSI colours if `colour` is true.
+    /// The report as text, with ANSI colours if `colour` is true. [`TextReport`] writes the same during a
+    /// run.
     pub fn to_text(&self, colour: bool) -> String {
-        text::write(self, colour)
+        let mut writer = TextReport::new(colour);
+        writer.start(self);
+        writer.driver(self);
+        for entry in &self.entries {
+            writer.case(entry);
+        }
+        writer.finish(self);
+        writer.take()
     }
 
     /// The report as JUnit XML, with one test suite per [`ConformanceCase::interface`].
@@ -153,10 +164,17 @@ impl SuiteReport {
             "failed": failed,
             "skipped": skipped,
             "leakDetection": self.keeps_owners,
+            "interrupted": self.is_interrupted,
             "leftovers": self.leftovers,
             "cases": self.entries.iter().map(case_json).collect::<Vec<_>>(),
         })
     }
+}
+
+/// The command that runs all cases, or the one with this id, with a seed.
+fn rerun_command(command: &str, seed: u64, case: Option<&str>) -> String {
+    let only = case.map(|case| format!(" --only {case}")).unwrap_or_default();
+    format!("{command}{only} --seed {seed}")
 }
 
 fn case_json(entry: &CaseReport) -> Value {

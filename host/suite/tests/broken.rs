@@ -26,6 +26,7 @@ const EXTRA_SETTINGS: &[(&str, (&str, &str))] = &[
     ("features/published-nodes-unannounced", ("features", "volume-condition")),
     ("features/volume-condition-unannounced", ("features", "published-nodes")),
     ("errors/without-secrets", SECRET),
+    ("errors/no-secrets", SECRET),
     ("publishing/node-full", VOLUMES_PER_NODE),
     ("topology/is-met", TOPOLOGY),
     ("topology/known-keys", TOPOLOGY),

@@ -25,10 +25,9 @@ async fn text_report_shows_rule_expected_and_found() {
     assert_eq!((report.totals(), report.failures()), ((4, 1, 2), vec!["volumes/size-in-range"]));
     let text = report.to_text(false);
     for expected in [
-        "broken.example 1  (broken.wasm)",
+        "seed          0\nbroken.example 1  (broken.wasm)",
         "  interfaces  cloning, restoring, publishing, ",
         "  features    none",
-        "  seed        0",
         "\nidentity\n  passed  loads\n",
         "  FAILED  size-in-range\n            rule      A volume has at least the required size and at most \
          the limit.",

@@ -91,6 +91,17 @@ pub(crate) struct ComponentFlags {
     #[arg(long, value_name = "NAME", help_heading = "Component configuration")]
     pub(crate) name: Option<String>,
 
+    #[command(flatten)]
+    pub(crate) values: ComponentValueFlags,
+
+    /// Directory of compiled components, or "off" [default: the user's cache directory]
+    #[arg(long, value_name = "DIRECTORY", help_heading = "Component configuration")]
+    pub(crate) compilation_cache: Option<String>,
+}
+
+/// The configuration of one component, in place of its section in the configuration or in addition to it.
+#[derive(Debug, Default, Args)]
+pub(crate) struct ComponentValueFlags {
     /// Setting, in place of that in the configuration; repeat it for more
     #[arg(
         long = "setting",
@@ -104,8 +115,8 @@ pub(crate) struct ComponentFlags {
     #[arg(long = "grant", value_name = "GRANT", help_heading = "Component configuration")]
     pub(crate) grants: Vec<String>,
 
-    /// Secret of the calls, as from a class, read from a file or an environment variable; grants
-    /// class-secrets; repeat it for more
+    /// Secret of every call, read from a file or an environment variable; for backend call and test as from a
+    /// class, which grants class-secrets; repeat it for more
     #[arg(
         long = "secret",
         value_name = "NAME=@FILE|NAME=$VARIABLE",
@@ -136,10 +147,25 @@ pub(crate) struct ComponentFlags {
         help_heading = "Component configuration"
     )]
     pub(crate) origin_addresses: Vec<String>,
+}
 
-    /// Directory of compiled components, or "off" [default: the user's cache directory]
-    #[arg(long, value_name = "DIRECTORY", help_heading = "Component configuration")]
-    pub(crate) compilation_cache: Option<String>,
+impl ComponentValueFlags {
+    /// The first flag that is set and that only components have; a CSI driver has secrets, too.
+    pub(crate) fn first_component_flag(&self) -> Option<&'static str> {
+        let flags = [
+            ("--setting", self.settings.is_empty()),
+            ("--grant", self.grants.is_empty()),
+            ("--state", self.state.is_none()),
+            ("--pool", self.pool.is_none()),
+            ("--origin", self.origins.is_empty()),
+        ];
+        flags.into_iter().find(|(_, is_unset)| !is_unset).map(|(flag, _)| flag)
+    }
+
+    /// The first flag that is set.
+    pub(crate) fn first_flag(&self) -> Option<&'static str> {
+        self.first_component_flag().or_else(|| (!self.secrets.is_empty()).then_some("--secret"))
+    }
 }
 
 /// Flags of `backend test`.
@@ -160,6 +186,16 @@ pub(crate) struct TestFlags {
         help_heading = "Requests to the driver"
     )]
     pub(crate) parameters: Vec<(String, String)>,
+
+    /// Second valid value of a parameter of the StorageClass: a volume's name with this value in place of the
+    /// first one must be rejected; repeat it for other parameters
+    #[arg(
+        long = "other-parameter",
+        value_name = "KEY=VALUE",
+        value_parser = parse_pair,
+        help_heading = "Requests to the driver"
+    )]
+    pub(crate) other_parameters: Vec<(String, String)>,
 
     /// Mutable parameter of a volume, as in a VolumeAttributesClass; without one, cases of modification are
     /// skipped

@@ -214,6 +214,13 @@ pub(super) const CASES: &[ConformanceCase] = &[
         final_checks::no_defects
     ),
     case!(
+        "errors/no-secrets",
+        "No response of the run contained a secret. The host has redacted it, but a driver must not return it.",
+        "wit secrets, reveal",
+        [Secrets],
+        final_checks::no_secrets
+    ),
+    case!(
         "cleanup/nothing-is-left",
         "Deleted volumes are not listed, and nothing of them remains in the driver's state and pool.",
         "wit volumes.delete",

@@ -14,6 +14,7 @@ use cofferdam_domain::{
 
 use super::case;
 use crate::{
+    CaseRequirement::OtherParameters,
     ConformanceCase,
     check::{
         CaseResult, expect_equal, expect_final_error, expect_success, expect_success_or_final_error,
@@ -48,6 +49,14 @@ pub(super) const CASES: &[ConformanceCase] = &[
         "wit volumes.create; CSI CreateVolume",
         [],
         create_other_parameters
+    ),
+    case!(
+        "volumes/create-other-value",
+        "Creating an existing name with another valid value of a parameter fails with already-exists; a new \
+         name is created with it.",
+        "wit volumes.create; CSI CreateVolume",
+        [OtherParameters],
+        create_other_value
     ),
     case!(
         "volumes/create-other-capability",
@@ -270,6 +279,20 @@ async fn create_other_parameters(context: &SuiteContext) -> CaseResult {
     let other = CreateVolume { parameters, ..request };
     let kinds = [ErrorKind::AlreadyExists, ErrorKind::InvalidArgument];
     expect_final_error("the name with another parameter", &context.create(&other).await, &kinds)
+}
+
+async fn create_other_value(context: &SuiteContext) -> CaseResult {
+    for (key, value) in &context.options.other_parameters {
+        let (request, _) = context.new_volume("revalued").await?;
+        let mut parameters = request.parameters.clone();
+        parameters.insert(key.clone(), value.clone());
+        let other = CreateVolume { parameters: parameters.clone(), ..request };
+        let what = format!("the name with {key}={value:?}");
+        expect_final_error(&what, &context.create(&other).await, &[ErrorKind::AlreadyExists])?;
+        let new = CreateVolume { parameters, ..context.volume_request("revalued") };
+        expect_success(&format!("a new volume with {key}={value:?}"), context.create(&new).await)?;
+    }
+    Ok(())
 }
 
 async fn create_other_capability(context: &SuiteContext) -> CaseResult {

@@ -1,20 +1,182 @@
-//! The report as text.
+//! The report as text, written during a run or at its end.
 
-use std::fmt::Write as _;
+use std::{collections::HashMap, fmt::Write as _};
 
-use super::{CaseOutcome, CaseReport, SuiteReport};
+use super::{CaseOutcome, CaseReport, SuiteReport, rerun_command};
 
 const GREEN: &str = "\u{1b}[32m";
 const RED: &str = "\u{1b}[31m";
 const DIM: &str = "\u{1b}[2m";
 const BOLD: &str = "\u{1b}[1m";
 
-struct TextWriter {
+/// Writes a report as text, piece by piece. The pieces are a report in the order of [`start`](Self::start),
+/// [`driver`](Self::driver) if the component was loaded, [`case`](Self::case) for each case, and
+/// [`finish`](Self::finish).
+#[derive(Debug, Default)]
+pub struct TextReport {
     text: String,
     has_colour: bool,
+    command: String,
+    seed: u64,
+    /// Interface of the current group of cases.
+    interface: &'static str,
+    /// Number of cases in the group.
+    group_size: usize,
+    /// Names of the group's skipped cases, by reason, in order.
+    skipped: Vec<(String, Vec<&'static str>)>,
+    /// Ids of failed cases, by [`cause_key`], each group in order.
+    failures: Vec<(String, Vec<&'static str>)>,
+    /// Indices in `failures`.
+    failure_index: HashMap<String, usize>,
 }
 
-impl TextWriter {
+impl TextReport {
+    /// An empty report, with ANSI colours if `colour` is true.
+    pub fn new(colour: bool) -> Self {
+        Self { has_colour: colour, ..Self::default() }
+    }
+
+    /// Returns what was written since the last call.
+    #[must_use]
+    pub fn take(&mut self) -> String {
+        std::mem::take(&mut self.text)
+    }
+
+    /// Writes the seed, with which a killed run can be repeated.
+    pub fn start(&mut self, report: &SuiteReport) {
+        self.command.clone_from(&report.command);
+        self.seed = report.seed;
+        self.line(format_args!("seed          {}", report.seed));
+    }
+
+    /// Writes the description of the driver, or the source of a component that could not be loaded.
+    pub fn driver(&mut self, report: &SuiteReport) {
+        let join = |names: &[String]| if names.is_empty() { "none".to_owned() } else { names.join(", ") };
+        match &report.driver {
+            Some(driver) => {
+                let name = self.paint(BOLD, &driver.name);
+                self.line(format_args!("{name} {}  ({})", driver.version, report.source));
+                self.line(format_args!("  digest      {}", driver.digest));
+                self.line(format_args!("  interfaces  {}", join(&driver.abilities)));
+                self.line(format_args!("  features    {}", join(&driver.features)));
+            }
+            None => self.line(format_args!("{}", report.source)),
+        }
+    }
+
+    /// Writes a case that passed or failed. A skipped case is written at the end of its interface or topic.
+    ///
+    /// A failure whose result equals that of an earlier one, except for names and numbers, is one line.
+    pub fn case(&mut self, entry: &CaseReport) {
+        let interface = entry.case.interface();
+        if interface != self.interface {
+            self.finish_group();
+            self.interface = interface;
+            let title = self.paint(BOLD, interface);
+            self.line(format_args!("\n{title}"));
+        }
+        self.group_size += 1;
+        let name = case_name(entry);
+        match &entry.outcome {
+            CaseOutcome::Passed => {
+                let mark = self.paint(GREEN, "passed ");
+                self.line(format_args!("  {mark} {name}"));
+            }
+            CaseOutcome::Skipped(skip_reason) => {
+                match self.skipped.iter_mut().find(|(reason, _)| reason == skip_reason) {
+                    Some((_, names)) => names.push(name),
+                    None => self.skipped.push((skip_reason.clone(), vec![name])),
+                }
+            }
+            CaseOutcome::Failed { expected, found, calls } => {
+                let mark = self.paint(RED, "FAILED ");
+                match self.record_failure(entry.case.id, found) {
+                    Some(first) => self.line(format_args!("  {mark} {name}  as {first}")),
+                    None => {
+                        self.line(format_args!("  {mark} {name}"));
+                        self.failure_details(entry, expected, found, calls);
+                    }
+                }
+            }
+        }
+    }
+
+    /// Writes the totals, repeated failures and leftovers.
+    pub fn finish(&mut self, report: &SuiteReport) {
+        self.finish_group();
+        for (_, ids) in std::mem::take(&mut self.failures) {
+            if ids.len() > 1 {
+                let count = ids.len();
+                self.line(format_args!("\n{count} cases failed with the same result: {}", ids.join(", ")));
+            }
+        }
+        let (passed, failed, skipped) = report.totals();
+        let colour = if report.is_passed() { GREEN } else { RED };
+        let totals = self.paint(colour, &format!("{passed} passed, {failed} failed, {skipped} skipped"));
+        let note = match (report.is_interrupted, passed + failed) {
+            (true, _) => ": the run was interrupted",
+            (false, 0) => ": no case ran; expected at least one",
+            (false, _) => "",
+        };
+        self.line(format_args!("\n{totals}{note}"));
+        match report.keeps_owners {
+            Some(true) => {
+                self.line(format_args!("leak detection: yes, the driver stores the owners of volumes"));
+            }
+            Some(false) => {
+                self.line(format_args!(
+                    "leak detection: no, the driver does not store the owners of volumes"
+                ));
+            }
+            None => self.line(format_args!("leak detection: unknown, the case listing/owner did not run")),
+        }
+        for leftover in &report.leftovers {
+            self.line(format_args!("leftover: {leftover}"));
+        }
+    }
+
+    fn failure_details(&mut self, entry: &CaseReport, expected: &str, found: &str, calls: &[String]) {
+        self.line(format_args!("            rule      {} ({})", entry.case.rule, entry.case.source));
+        for (number, call) in calls.iter().enumerate() {
+            let title = if number == 0 { "called" } else { "" };
+            self.line(format_args!("            {title:8}  {call}"));
+        }
+        self.line(format_args!("            expected  {expected}"));
+        self.line(format_args!("            found     {found}"));
+        let rerun = rerun_command(&self.command, self.seed, Some(entry.case.id));
+        self.line(format_args!("            rerun     {rerun}"));
+    }
+
+    /// Records a failed case. Returns the id of the first case that failed with the same result.
+    fn record_failure(&mut self, id: &'static str, found: &str) -> Option<&'static str> {
+        let key = cause_key(found);
+        match self.failure_index.get(&key).and_then(|index| self.failures.get_mut(*index)) {
+            Some((_, ids)) => {
+                ids.push(id);
+                ids.first().copied()
+            }
+            None => {
+                self.failure_index.insert(key.clone(), self.failures.len());
+                self.failures.push((key, vec![id]));
+                None
+            }
+        }
+    }
+
+    /// Writes the skipped cases of an interface or topic, one line per reason.
+    fn finish_group(&mut self) {
+        for (reason, names) in std::mem::take(&mut self.skipped) {
+            let names = if names.len() == self.group_size {
+                format!("all {}", names.len())
+            } else {
+                names.join(", ")
+            };
+            let line = self.paint(DIM, &format!("skipped {names}: {reason}"));
+            self.line(format_args!("  {line}"));
+        }
+        self.group_size = 0;
+    }
+
     fn paint(&self, colour: &str, text: &str) -> String {
         if self.has_colour { format!("{colour}{text}\u{1b}[0m") } else { text.to_owned() }
     }
@@ -25,113 +187,65 @@ impl TextWriter {
     }
 }
 
-pub(super) fn write(report: &SuiteReport, colour: bool) -> String {
-    let mut writer = TextWriter { text: String::new(), has_colour: colour };
-    write_header(&mut writer, report);
-    for group in report.entries.chunk_by(|left, right| left.case.interface() == right.case.interface()) {
-        let title = writer.paint(BOLD, group.first().map_or("", |entry| entry.case.interface()));
-        writer.line(format_args!("\n{title}"));
-        for entry in group {
-            write_case(&mut writer, entry, report);
-        }
-        write_skipped(&mut writer, group);
-    }
-    write_footer(&mut writer, report);
-    writer.text
-}
-
-fn write_header(writer: &mut TextWriter, report: &SuiteReport) {
-    let join = |names: &[String]| if names.is_empty() { "none".to_owned() } else { names.join(", ") };
-    match &report.driver {
-        Some(driver) => {
-            let name = writer.paint(BOLD, &driver.name);
-            writer.line(format_args!("{name} {}  ({})", driver.version, report.source));
-            writer.line(format_args!("  digest      {}", driver.digest));
-            writer.line(format_args!("  interfaces  {}", join(&driver.abilities)));
-            writer.line(format_args!("  features    {}", join(&driver.features)));
-        }
-        None => writer.line(format_args!("{}", report.source)),
-    }
-    writer.line(format_args!("  seed        {}", report.seed));
-}
-
-/// Writes the skipped cases of an interface or topic, one line per reason.
-fn write_skipped(writer: &mut TextWriter, group: &[CaseReport]) {
-    let mut reasons: Vec<(&str, Vec<&str>)> = Vec::new();
-    for entry in group {
-        let CaseOutcome::Skipped(skip_reason) = &entry.outcome else { continue };
-        match reasons.iter_mut().find(|(reason, _)| reason == skip_reason) {
-            Some((_, names)) => names.push(case_name(entry)),
-            None => reasons.push((skip_reason, vec![case_name(entry)])),
-        }
-    }
-    for (skip_reason, names) in reasons {
-        let names =
-            if names.len() == group.len() { format!("all {}", names.len()) } else { names.join(", ") };
-        let line = writer.paint(DIM, &format!("skipped {names}: {skip_reason}"));
-        writer.line(format_args!("  {line}"));
-    }
-}
-
 /// The id of a case after `/`.
 fn case_name(entry: &CaseReport) -> &'static str {
     entry.case.id.split_once('/').map_or(entry.case.id, |(_, name)| name)
 }
 
-fn write_case(writer: &mut TextWriter, entry: &CaseReport, report: &SuiteReport) {
-    let name = case_name(entry);
-    match &entry.outcome {
-        CaseOutcome::Passed => {
-            let mark = writer.paint(GREEN, "passed ");
-            writer.line(format_args!("  {mark} {name}"));
-        }
-        // Listed at the end of the interface.
-        CaseOutcome::Skipped(_) => {}
-        CaseOutcome::Failed { expected, found, calls } => {
-            let mark = writer.paint(RED, "FAILED ");
-            writer.line(format_args!("  {mark} {name}"));
-            writer.line(format_args!("            rule      {} ({})", entry.case.rule, entry.case.source));
-            for (number, call) in calls.iter().enumerate() {
-                let title = if number == 0 { "called" } else { "" };
-                writer.line(format_args!("            {title:8}  {call}"));
-            }
-            writer.line(format_args!("            expected  {expected}"));
-            writer.line(format_args!("            found     {found}"));
-            writer.line(format_args!("            rerun     {}", report.rerun_command(Some(entry.case.id))));
-        }
+/// The result of a failed case without what differs between cases with the same cause: the words of an error
+/// that contain a digit, such as names and handles. Other results are compared as they are.
+fn cause_key(found: &str) -> String {
+    let is_error = found
+        .split_once(" (")
+        .is_some_and(|(kind, rest)| !kind.contains(' ') && rest.split_once("): ").is_some());
+    if !is_error {
+        return found.to_owned();
     }
-}
-
-fn write_footer(writer: &mut TextWriter, report: &SuiteReport) {
-    let (passed, failed, skipped) = report.totals();
-    let colour = if report.is_passed() { GREEN } else { RED };
-    let totals = writer.paint(colour, &format!("{passed} passed, {failed} failed, {skipped} skipped"));
-    let note = if passed + failed == 0 { ": no case ran; expected at least one" } else { "" };
-    writer.line(format_args!("\n{totals}{note}"));
-    match report.keeps_owners {
-        Some(true) => {
-            writer.line(format_args!("leak detection: yes, the driver stores the owners of volumes"))
-        }
-        Some(false) => {
-            writer.line(format_args!("leak detection: no, the driver does not store the owners of volumes"))
-        }
-        None => writer.line(format_args!("leak detection: unknown, the case listing/owner did not run")),
-    }
-    for leftover in &report.leftovers {
-        writer.line(format_args!("leftover: {leftover}"));
-    }
+    let words =
+        found.split(' ').map(|word| if word.contains(|c: char| c.is_ascii_digit()) { "#" } else { word });
+    words.collect::<Vec<_>>().join(" ")
 }
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use super::*;
+    use crate::cases;
+
+    fn failed(index: usize, found: &str) -> CaseReport {
+        let outcome =
+            CaseOutcome::Failed { expected: "e".to_owned(), found: found.to_owned(), calls: Vec::new() };
+        CaseReport::new(cases().nth(index).unwrap(), outcome, Duration::ZERO)
+    }
 
     #[test]
     fn a_report_in_which_no_case_ran_says_so() {
         let mut report = SuiteReport::new("array.wasm".to_owned(), 1, "cofferdam backend test".to_owned());
-        assert!(write(&report, false).contains("\n0 passed, 0 failed, 0 skipped: no case ran"));
-        let case = crate::cases().next().unwrap();
-        report.entries.push(CaseReport::new(case, CaseOutcome::Passed, std::time::Duration::ZERO));
-        assert!(write(&report, false).contains("\n1 passed, 0 failed, 0 skipped\n"));
+        assert!(report.to_text(false).contains("\n0 passed, 0 failed, 0 skipped: no case ran"));
+        let case = cases().next().unwrap();
+        report.entries.push(CaseReport::new(case, CaseOutcome::Passed, Duration::ZERO));
+        assert!(report.to_text(false).contains("\n1 passed, 0 failed, 0 skipped\n"));
+        report.is_interrupted = true;
+        assert!(report.to_text(false).contains("\n1 passed, 0 failed, 0 skipped: the run was interrupted\n"));
+        assert!(!report.is_passed());
+    }
+
+    #[test]
+    fn failures_with_the_same_result_are_grouped() {
+        let mut report = SuiteReport::new("array.wasm".to_owned(), 1, "cofferdam backend test".to_owned());
+        let trap = "Internal (outcome unknown): the volume cofferdam-test-00000001-a-7 has no zone";
+        report.entries = vec![
+            failed(0, trap),
+            failed(1, &trap.replace("a-7", "b-9")),
+            failed(2, "success: 1 byte"),
+            failed(3, "success: 2 bytes"),
+        ];
+        let text = report.to_text(false);
+        let ids: Vec<_> = cases().take(4).map(|case| case.id).collect();
+        assert!(text.contains(&format!("  as {}\n", ids[0])), "{text}");
+        assert_eq!(text.matches("expected  e\n").count(), 3, "{text}");
+        let grouped = format!("\n2 cases failed with the same result: {}, {}\n", ids[0], ids[1]);
+        assert!(text.contains(&grouped), "{text}");
     }
 }

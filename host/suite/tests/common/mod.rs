@@ -36,9 +36,13 @@ pub(crate) fn options(settings: &[(&str, &str)], only: &[&str]) -> SuiteOptions 
     let settings = settings.iter().map(|(key, value)| ((*key).to_owned(), (*value).to_owned())).collect();
     SuiteOptions {
         config: BackendConfig { settings, http, grants, class_secrets: true, ..BackendConfig::default() },
+        other_parameters: [("label".to_owned(), "b".to_owned())].into(),
         mutable_parameters: [("iops".to_owned(), "100".to_owned())].into(),
         retry_timeout: patience,
-        secrets: setting("secret").map(|name| (name.to_owned(), Secret::new("x"))).into_iter().collect(),
+        secrets: setting("secret")
+            .map(|name| (name.to_owned(), Secret::new("token-of-broken")))
+            .into_iter()
+            .collect(),
         topology,
         only: only.iter().map(|id| (*id).to_owned()).collect(),
         ..SuiteOptions::default()

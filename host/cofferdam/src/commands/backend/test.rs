@@ -2,7 +2,7 @@
 
 use std::{
     collections::HashMap,
-    io::{self, IsTerminal as _},
+    io::{self, IsTerminal as _, Write as _},
     time::{Duration, SystemTime, UNIX_EPOCH},
 };
 
@@ -10,13 +10,16 @@ use cofferdam_domain::{
     NodeId,
     storage::{AccessType, VolumeCapability},
 };
-use cofferdam_suite::{SuiteOptions, cases};
+use cofferdam_suite::{CaseOutcome, Progress, RunControl, SuiteOptions, TextReport, cases, run_with_control};
+use parking_lot::Mutex;
+use tokio::sync::mpsc;
 
 use super::{arguments::unique_pairs, component::ConfiguredComponent, csi, error::BackendCommandError};
 use crate::{
     cli::backend::{ReportFormat, TestFlags},
     config::GoDuration,
     error::CommandError,
+    signals::Signals,
     style::TerminalText,
 };
 
@@ -25,7 +28,11 @@ const SEED_LIMIT: u64 = 1_000_000;
 /// Smallest `--size`, in bytes.
 const MIN_VOLUME_SIZE: u64 = 4_096;
 
-/// Runs the suite; returns the report, and `true` if no case failed and at least one passed.
+/// Runs the suite. Prints the report as text while it runs; reports in other formats are returned, and the
+/// progress of the run is printed to stderr. Returns the rest of the report, and `true` if no case failed and
+/// at least one passed.
+///
+/// SIGINT or SIGTERM ends the run: the suite deletes what it created. A second signal ends the deletion.
 ///
 /// # Errors
 /// [`CommandError`] if the suite could not run.
@@ -46,15 +53,82 @@ pub(crate) async fn test(
         ))
         .into());
     }
-    let report = cofferdam_suite::run(&component.engine, component.source, options).await;
+    let text_report = Mutex::new(TextReport::new(io::stdout().is_terminal()));
+    let observer = |progress: Progress<'_>| match output {
+        ReportFormat::Text => print_text(&mut text_report.lock(), progress),
+        ReportFormat::Json | ReportFormat::Junit => print_progress(progress),
+    };
+    let control = RunControl { observer: &observer, interrupts: interrupts()? };
+    let report = run_with_control(&component.engine, component.source, options, control).await;
     let report =
         report.map_err(|source| CommandError::Component { name: component.name, source: source.into() })?;
     let text = match output {
-        ReportFormat::Text => TerminalText::from_coloured_lines(&report.to_text(io::stdout().is_terminal())),
+        ReportFormat::Text => {
+            let mut text_report = text_report.lock();
+            text_report.finish(&report);
+            TerminalText::from_coloured_lines(&text_report.take())
+        }
         ReportFormat::Json => TerminalText::from_json(&report.to_json()),
         ReportFormat::Junit => TerminalText::from_lines(&report.to_junit()),
     };
     Ok((text, report.is_passed()))
+}
+
+/// The signals that interrupt the run.
+fn interrupts() -> Result<mpsc::Receiver<()>, CommandError> {
+    let mut signals = Signals::install()?;
+    let (sender, receiver) = mpsc::channel(1);
+    tokio::spawn(async move {
+        loop {
+            signals.next().await;
+            if sender.send(()).await.is_err() {
+                break;
+            }
+        }
+    });
+    Ok(receiver)
+}
+
+/// Prints the next part of the report to stdout, and what is not part of it to stderr.
+fn print_text(report: &mut TextReport, progress: Progress<'_>) {
+    match progress {
+        Progress::Started(started) => report.start(started),
+        Progress::Loaded(loaded) => report.driver(loaded),
+        Progress::CaseEnded(entry) => report.case(entry),
+        Progress::CaseRunning { .. } | Progress::Interrupted => return print_progress(progress),
+    }
+    // A closed stdout does not end the run: its objects have to be deleted.
+    let text = TerminalText::from_coloured_lines(&report.take());
+    let _ = io::stdout().write_all(text.as_str().as_bytes());
+}
+
+/// Prints the progress of a run to stderr, a line each.
+fn print_progress(progress: Progress<'_>) {
+    let line = match progress {
+        Progress::Started(report) => format!("seed {}", report.seed),
+        Progress::Loaded(report) => match &report.driver {
+            Some(driver) => format!("loaded {} {}", driver.name, driver.version),
+            None => format!("cannot load {}", report.source),
+        },
+        Progress::CaseRunning { case, elapsed, call } => {
+            let call = call.map_or_else(|| "repeats a call".to_owned(), |call| format!("waits for {call}"));
+            format!("{} has run for {}s and {call}", case.id, elapsed.as_secs())
+        }
+        Progress::CaseEnded(entry) => {
+            let outcome = match &entry.outcome {
+                CaseOutcome::Passed => "passed",
+                CaseOutcome::Failed { .. } => "FAILED",
+                CaseOutcome::Skipped(_) => "skipped",
+            };
+            format!("{outcome} {} ({:.1}s)", entry.case.id, entry.elapsed.as_secs_f64())
+        }
+        Progress::Interrupted => {
+            "interrupted: the suite deletes what it created; a second signal ends it at once".to_owned()
+        }
+    };
+    let mut text = TerminalText::default();
+    text.push_line(line);
+    let _ = io::stderr().write_all(text.as_str().as_bytes());
 }
 
 fn has_matching_case(pattern: &str) -> bool {
@@ -88,10 +162,20 @@ fn suite_options(
             )));
         }
     };
+    let parameters = unique_pairs("--parameter", flags.parameters)?;
+    let other_parameters = unique_pairs("--other-parameter", flags.other_parameters)?;
+    if let Some((key, value)) =
+        other_parameters.iter().find(|(key, value)| parameters.get(*key) == Some(value))
+    {
+        return Err(BackendCommandError::Argument(format!(
+            "--other-parameter {key}={value:?}: expected another value than that of --parameter"
+        )));
+    }
     Ok(SuiteOptions {
         config: component.config.clone(),
         secrets: component.secrets.clone(),
-        parameters: unique_pairs("--parameter", flags.parameters)?,
+        parameters,
+        other_parameters,
         mutable_parameters: unique_pairs("--mutable-parameter", flags.mutable_parameters)?,
         snapshot_parameters: unique_pairs("--snapshot-parameter", flags.snapshot_parameters)?,
         capability: VolumeCapability { access_mode: flags.access_mode.into(), access_type: access },

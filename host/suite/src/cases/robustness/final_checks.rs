@@ -30,8 +30,9 @@ async fn provoke_errors(context: &SuiteContext) {
 pub(super) async fn without_secrets(context: &SuiteContext) -> CaseResult {
     use ErrorKind::{FailedPrecondition, InvalidArgument, PermissionDenied, Unauthenticated};
     let request = context.volume_request("secretless");
+    let process = context.backend.second_process_without_secrets();
     let call = || Call { secrets: Secrets::default(), ..context.call() };
-    let start = || context.start_create(&context.backend, call(), &request, &VolumeOrigin::Empty);
+    let start = || context.start_create(&process, call(), &request, &VolumeOrigin::Empty);
     let answer = context.retry_until_final("create", start).await;
     context.record_create(&request, &VolumeOrigin::Empty, &answer);
     let kinds = [FailedPrecondition, InvalidArgument, PermissionDenied, Unauthenticated];
@@ -71,6 +72,18 @@ pub(super) async fn final_kinds_are_final(context: &SuiteContext) -> CaseResult 
 pub(super) async fn no_defects(context: &SuiteContext) -> CaseResult {
     provoke_errors(context).await;
     ensure_no_error(context, "no internal error in the whole run", |error| error.kind == ErrorKind::Internal)
+}
+
+pub(super) async fn no_secrets(context: &SuiteContext) -> CaseResult {
+    provoke_errors(context).await;
+    let (count, first) = context.call_recorder.redacted_responses();
+    match first {
+        None => Ok(()),
+        Some(first) => fail(
+            "no secret in a response",
+            format!("the host redacted a secret in {count}, first in {first}"),
+        ),
+    }
 }
 
 pub(super) async fn nothing_is_left(context: &SuiteContext) -> CaseResult {
