@@ -2,22 +2,39 @@
 
 pub(crate) mod backend;
 
-use std::path::PathBuf;
+use std::{collections::BTreeMap, path::PathBuf};
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use clap_complete::Shell;
 use cofferdam_cluster::orphan_report::OrphanKind;
 use cofferdam_controllers::rbac::{DriverPlacement, NodeTopologySource};
+use cofferdam_dev_cluster::NodeOptions;
 
 use crate::config::{ConnectionSelection, DevSelection, Roles, RunSelection, SettingFlags};
-use backend::BackendCommand;
+use backend::{BackendCommand, ComponentValueFlags};
 
 /// Maximum number of nodes that `dev` simulates, each with a kubelet.
-const MAX_NODES: usize = 100;
+pub(crate) const MAX_NODES: usize = 100;
 
 fn parse_node_count(text: &str) -> Result<usize, String> {
     let number = text.parse().ok().filter(|number| *number <= MAX_NODES);
     number.ok_or_else(|| format!("expected a number from 0 to {MAX_NODES}"))
+}
+
+fn parse_node(text: &str) -> Result<NodeOptions, String> {
+    let mut parts = text.split(',');
+    let name = parts.next().unwrap_or_default();
+    if name.is_empty() || name.contains('=') {
+        return Err("expected the node's name first, such as node-1,topology.kubernetes.io/zone=a".to_owned());
+    }
+    let mut labels = BTreeMap::new();
+    for part in parts {
+        let (label, value) = part.split_once('=').ok_or_else(|| format!("{part:?}: expected LABEL=VALUE"))?;
+        if labels.insert(label.to_owned(), value.to_owned()).is_some() {
+            return Err(format!("the label {label} was set twice"));
+        }
+    }
+    Ok(NodeOptions { name: name.to_owned(), labels })
 }
 
 /// Kubernetes persistent storage from one binary; drivers are sandboxed WebAssembly components.
@@ -71,6 +88,13 @@ pub(crate) struct DevFlags {
     #[command(flatten)]
     pub(crate) settings: SettingFlags<DevSelection>,
 
+    /// Name of the driver of --backend FILE in the configuration [default: the file's name]
+    #[arg(long, value_name = "NAME", help_heading = "Component configuration")]
+    pub(crate) name: Option<String>,
+
+    #[command(flatten)]
+    pub(crate) component: ComponentValueFlags,
+
     /// Provision a volume, mount it in a pod, expand it, snapshot, restore and clone it, move the pod to
     /// another node, delete everything, and exit: 0 if every step succeeded, else 1
     #[arg(long)]
@@ -79,6 +103,16 @@ pub(crate) struct DevFlags {
     /// Keep running after a successful demo
     #[arg(long, requires = "demo")]
     pub(crate) keep_running: bool,
+
+    /// Simulated node, with labels of the Node, in place of --nodes; repeat it for more. The label
+    /// topology.kubernetes.io/zone is also the value of the driver's topology keys, unless they have labels
+    #[arg(
+        long = "node",
+        value_name = "NAME[,LABEL=VALUE…]",
+        value_parser = parse_node,
+        conflicts_with = "nodes"
+    )]
+    pub(crate) named_nodes: Vec<NodeOptions>,
 
     /// Number of simulated nodes, each with a kubelet, at most 100; 0 for the API server and roles only
     #[arg(
@@ -94,6 +128,15 @@ pub(crate) struct DevFlags {
     #[arg(long)]
     pub(crate) real_mounts: bool,
 
+    /// At the end, delete the volumes and snapshots of this cluster from the storage, also those of earlier
+    /// runs in this directory; by default they are only named
+    #[arg(long)]
+    pub(crate) delete: bool,
+
+    /// At the end, leave the volumes and snapshots of this cluster in the storage, and print no advice
+    #[arg(long, conflicts_with = "delete")]
+    pub(crate) keep: bool,
+
     /// Path of the kubeconfig to write [default: in a new directory under $XDG_RUNTIME_DIR or the temporary
     /// directory]
     #[arg(long, value_name = "FILE")]
@@ -102,6 +145,33 @@ pub(crate) struct DevFlags {
     /// Port of the API on 127.0.0.1 [default: a free one]
     #[arg(long, value_name = "PORT", default_value_t = 0, hide_default_value = true)]
     pub(crate) port: u16,
+}
+
+/// Treatment of the volumes and snapshots that remain at the end of `dev`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum AtExit {
+    /// Names them, with the flag that deletes them.
+    Report,
+    /// Names them.
+    Keep,
+    /// Deletes them.
+    Delete,
+}
+
+impl DevFlags {
+    /// Treatment of volumes and snapshots at the end.
+    pub(crate) fn at_exit(&self) -> AtExit {
+        match (self.delete, self.keep) {
+            (true, _) => AtExit::Delete,
+            (false, true) => AtExit::Keep,
+            (false, false) => AtExit::Report,
+        }
+    }
+
+    /// Number of simulated nodes.
+    pub(crate) fn node_count(&self) -> usize {
+        if self.named_nodes.is_empty() { self.nodes } else { self.named_nodes.len() }
+    }
 }
 
 #[derive(Debug, Subcommand)]

@@ -1,6 +1,11 @@
 //! Loads the drivers that the configuration names.
 
-use std::{collections::BTreeSet, path::PathBuf, sync::Arc, time::Duration};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    path::PathBuf,
+    sync::Arc,
+    time::Duration,
+};
 
 use cofferdam_backend::{Backend, BackendMetrics};
 use cofferdam_csi::{ConnectionMetrics, CsiBackend, CsiConfig};
@@ -67,6 +72,8 @@ pub(crate) struct DriverLoader {
     timeout: Duration,
     /// The longest deadline of a call: that of an operation may be longer than `timeout`.
     max_timeout: Duration,
+    /// Secrets of the command line, by the name of the component's section. They precede those of the section.
+    flag_secrets: BTreeMap<String, Secrets>,
 }
 
 impl DriverLoader {
@@ -92,7 +99,15 @@ impl DriverLoader {
                 .flatten()
                 .fold(configuration.timeout, Ord::max)
                 .get(),
+            flag_secrets: BTreeMap::new(),
         })
+    }
+
+    /// Adds secrets of every call of a component.
+    #[must_use]
+    pub(crate) fn with_secrets(mut self, name: &str, secrets: Secrets) -> Self {
+        self.flag_secrets.insert(name.to_owned(), secrets);
+        self
     }
 
     /// Loads the drivers of the configuration one after the other, sorted by name, so that the error is
@@ -138,7 +153,11 @@ impl DriverLoader {
     }
 
     async fn load(&self, name: &str, section: &BackendSection) -> Result<Arc<WasmBackend>, CommandError> {
-        let result = self.engine.load(component_source(name, section), backend_config(name, section)?).await;
+        let mut config = backend_config(name, section)?;
+        if let Some(secrets) = self.flag_secrets.get(name) {
+            config.secrets = config.secrets.merged_with(secrets);
+        }
+        let result = self.engine.load(component_source(name, section), config).await;
         result.map_err(|source| CommandError::Backend { name: name.to_owned(), source: source.into() })
     }
 }

@@ -67,6 +67,22 @@ pub struct NodeDriver {
     pub on_every_node: bool,
 }
 
+/// A node of the cluster.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct NodeOptions {
+    /// Name of the Node.
+    pub name: String,
+    /// Labels of the Node, in addition to those that the cluster sets, or in place of them.
+    pub labels: BTreeMap<String, String>,
+}
+
+impl NodeOptions {
+    /// A node without labels of its own.
+    pub fn new(name: impl Into<String>) -> Self {
+        Self { name: name.into(), labels: BTreeMap::new() }
+    }
+}
+
 /// The node plugin of a driver.
 #[derive(Clone, Debug)]
 pub enum NodePlugin {
@@ -91,8 +107,8 @@ pub struct DevClusterOptions {
     pub clock: Clock,
     /// Observer that receives the steps of the simulated components.
     pub observer: Arc<dyn StepObserver>,
-    /// Names of the nodes. The first one has all drivers.
-    pub nodes: Vec<String>,
+    /// The nodes. The first one has all drivers.
+    pub nodes: Vec<NodeOptions>,
     /// A directory for sockets, volume records, and kubelet's files and mounts on this machine. Only this
     /// cluster uses it.
     pub directory: PathBuf,
@@ -207,10 +223,10 @@ impl DevCluster {
             servers: Vec::new(),
             registrars: Vec::new(),
         };
-        for (number, name) in nodes.into_iter().enumerate() {
+        for (number, node) in nodes.into_iter().enumerate() {
             let node_drivers: Vec<&NodeDriver> =
                 drivers.iter().filter(|driver| driver.on_every_node || number == 0).collect();
-            cluster.add_node(number, NodeName::from(name), &directory, (&node_drivers, &mounts)).await?;
+            cluster.add_node(number, node, &directory, (&node_drivers, &mounts)).await?;
         }
         Ok(cluster)
     }
@@ -226,11 +242,12 @@ impl DevCluster {
     async fn add_node(
         &mut self,
         number: usize,
-        name: NodeName,
+        node: NodeOptions,
         directory: &Path,
         (drivers, mounts): (&[&NodeDriver], &Mounts),
     ) -> Result<(), DevError> {
-        let labels = node_labels(&name, number, drivers);
+        let labels = node_labels(&node, number, drivers);
+        let name = NodeName::from(node.name);
         create_node(&self.client, &name, number, &labels)
             .await
             .map_err(|source| DevError::Node { node: name.to_string(), source })?;
@@ -491,16 +508,17 @@ fn make_directory(path: &Path) -> Result<(), DevError> {
     Ok(LocalFiles.make_directory(&path.display().to_string())?)
 }
 
-/// Labels of a node. The node's zone is the value of each topology label of a driver with Cofferdam's Node
-/// service, as an administrator would set it. The hostname, OS, region and zone labels keep their values.
-fn node_labels(name: &NodeName, number: usize, drivers: &[&NodeDriver]) -> Labels {
-    let zone = format!("zone-{}", number + 1);
+/// Labels of a node: those of its options, and the hostname, OS, region and zone. The node's zone is also the
+/// value of each topology label of a driver with Cofferdam's Node service, as an administrator would set it.
+fn node_labels(node: &NodeOptions, number: usize, drivers: &[&NodeDriver]) -> Labels {
     let mut labels: Labels = BTreeMap::from([
-        ("kubernetes.io/hostname".to_owned(), name.to_string()),
+        ("kubernetes.io/hostname".to_owned(), node.name.clone()),
         ("kubernetes.io/os".to_owned(), "linux".to_owned()),
         ("topology.kubernetes.io/region".to_owned(), "dev".to_owned()),
-        ("topology.kubernetes.io/zone".to_owned(), zone.clone()),
     ]);
+    labels.extend(node.labels.clone());
+    let default_zone = || format!("zone-{}", number + 1);
+    let zone = labels.entry("topology.kubernetes.io/zone".to_owned()).or_insert_with(default_zone).clone();
     for driver in drivers {
         if let NodePlugin::BuiltIn { manifest, .. } = &driver.plugin {
             for key in manifest.topology_labels() {

@@ -14,5 +14,7 @@ pub mod kinds;
 pub mod kubelet;
 pub mod scheduler;
 
-pub use cluster::{DevCluster, DevClusterOptions, DevError, Mounts, NodeDriver, NodePlugin, NodesView};
+pub use cluster::{
+    DevCluster, DevClusterOptions, DevError, Mounts, NodeDriver, NodeOptions, NodePlugin, NodesView,
+};
 pub use kubelet::{RpcError, has_node_service};

@@ -48,6 +48,12 @@ impl CliValues {
         &self.flag_names
     }
 
+    /// Sets the only value of a setting.
+    pub(crate) fn replacing(mut self, setting: &'static str, value: String) -> Self {
+        self.values.insert(setting, vec![value]);
+        self
+    }
+
     /// Values of a setting, one per occurrence of the flag.
     pub(crate) fn get(&self, setting: &str) -> &[String] {
         self.values.get(setting).map_or(&[], Vec::as_slice)

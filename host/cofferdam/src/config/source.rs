@@ -221,6 +221,14 @@ pub(crate) fn backend_name(location: &str) -> String {
     if name.is_empty() { "backend".to_owned() } else { name }
 }
 
+/// The name of a driver in a value of `--backend`, which is `[NAME=]FILE` or `[NAME=]unix:PATH`.
+pub(crate) fn name_of_backend(backend: &str) -> String {
+    match backend.split_once('=') {
+        Some((name, _)) if is_backend_name(name) => name.to_owned(),
+        _ => backend_name(backend),
+    }
+}
+
 /// The values of the flags.
 pub(crate) fn from_flags(flags: &CliValues) -> Result<ConfigSource, ConfigError> {
     let mut values = Dict::new();

@@ -68,6 +68,9 @@ pub struct Options {
     pub now: Arc<dyn Fn() -> Timestamp + Send + Sync>,
     /// Seed of uids and generated names, which are random without it.
     pub uid_seed: Option<u64>,
+    /// Uid of the namespace `kube-system`, which clients take for the cluster's identity. `None` for a random
+    /// one, or one from the seed.
+    pub cluster_id: Option<String>,
     /// Number of stored watch events per kind; 0 counts as 1. Watches and exact lists at a version before the
     /// stored events get 410 Gone.
     pub watch_history: usize,
@@ -82,6 +85,7 @@ impl Default for Options {
         Self {
             now: Arc::new(Timestamp::now),
             uid_seed: None,
+            cluster_id: None,
             watch_history: DEFAULT_WATCH_HISTORY,
             // As in kube-apiserver.
             bookmark_interval: Duration::from_secs(60),
@@ -94,11 +98,18 @@ impl std::fmt::Debug for Options {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Options")
             .field("uid_seed", &self.uid_seed)
+            .field("cluster_id", &self.cluster_id)
             .field("history", &self.watch_history)
             .field("bookmark_interval", &self.bookmark_interval)
             .field("body_limit", &self.body_limit)
             .finish_non_exhaustive()
     }
+}
+
+/// A random uid, in the form of a version 4 UUID.
+#[must_use]
+pub fn new_uid() -> String {
+    Random::new(None).uid()
 }
 
 /// An in-memory Kubernetes API server. Clones share its state.
@@ -126,7 +137,13 @@ impl ApiServer {
             body_limit: options.body_limit,
             random: Random::new(options.uid_seed),
         };
+        let mut cluster_id = options.cluster_id;
         for name in NAMESPACES {
+            if name == "kube-system"
+                && let Some(uid) = cluster_id.take()
+            {
+                inner.random.set_next_uid(uid);
+            }
             let target = Target {
                 resource: ResourceKind::Namespace.resource(),
                 namespace: String::new(),

@@ -9,17 +9,29 @@ use rustls::crypto::ring;
 const SUFFIX_ALPHABET: &[u8; 27] = b"bcdfghjklmnpqrstvwxz2456789";
 
 #[derive(Debug)]
-pub(crate) struct Random(Mutex<fastrand::Rng>);
+pub(crate) struct Random {
+    rng: Mutex<fastrand::Rng>,
+    /// The next uid, in place of a random one.
+    next_uid: Mutex<Option<String>>,
+}
 
 impl Random {
     pub(crate) fn new(seed: Option<u64>) -> Self {
         // Uids must be unique but not secret.
-        Self(Mutex::new(seed.map_or_else(fastrand::Rng::new, fastrand::Rng::with_seed)))
+        let rng = seed.map_or_else(fastrand::Rng::new, fastrand::Rng::with_seed);
+        Self { rng: Mutex::new(rng), next_uid: Mutex::default() }
+    }
+
+    pub(crate) fn set_next_uid(&self, uid: String) {
+        *self.next_uid.lock() = Some(uid);
     }
 
     /// A uid in the form of a version 4 UUID.
     pub(crate) fn uid(&self) -> String {
-        let mut rng = self.0.lock();
+        if let Some(uid) = self.next_uid.lock().take() {
+            return uid;
+        }
+        let mut rng = self.rng.lock();
         let (high, low) = (rng.u64(..), rng.u64(..));
         format!(
             "{:08x}-{:04x}-4{:03x}-{:04x}-{:012x}",
@@ -33,7 +45,7 @@ impl Random {
 
     /// Five characters for `generateName`.
     pub(crate) fn name_suffix(&self) -> String {
-        let mut rng = self.0.lock();
+        let mut rng = self.rng.lock();
         (0..5).filter_map(|_| rng.choice(SUFFIX_ALPHABET)).map(|letter| char::from(*letter)).collect()
     }
 }

@@ -7,7 +7,9 @@ use cofferdam_backend::Backend as _;
 use cofferdam_cluster::observer::NoopStepObserver;
 use cofferdam_controllers::{ControllerManager, Dependencies, ProvisionerSettings, Role, Settings};
 use cofferdam_csi::Address;
-use cofferdam_dev_cluster::{DevCluster, DevClusterOptions, Mounts, NodeDriver, NodePlugin, NodesView};
+use cofferdam_dev_cluster::{
+    DevCluster, DevClusterOptions, Mounts, NodeDriver, NodeOptions, NodePlugin, NodesView,
+};
 use cofferdam_domain::{Uid, VolumeName, storage::Ability};
 use cofferdam_node::DriverManifest;
 use cofferdam_wasm::{BackendConfig, CompiledCache, ComponentSource, Engine, EngineOptions, WasmBackend};
@@ -76,7 +78,7 @@ impl Cluster {
             client: client.clone(),
             clock: cofferdam_cluster::system_clock(),
             observer: Arc::new(NoopStepObserver),
-            nodes: (1..=nodes).map(|number| format!("node-{number}")).collect(),
+            nodes: (1..=nodes).map(|number| NodeOptions::new(format!("node-{number}"))).collect(),
             directory: directory.path().to_owned(),
             drivers: vec![NodeDriver {
                 name: driver.description().name.to_string(),

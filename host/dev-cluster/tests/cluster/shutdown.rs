@@ -4,7 +4,7 @@ use std::{fs, sync::Arc};
 
 use cofferdam_apiserver::{ApiServer, Options as ApiOptions};
 use cofferdam_cluster::observer::NoopStepObserver;
-use cofferdam_dev_cluster::{DevCluster, DevClusterOptions, Mounts, NodeDriver, NodePlugin};
+use cofferdam_dev_cluster::{DevCluster, DevClusterOptions, Mounts, NodeDriver, NodeOptions, NodePlugin};
 use kube::Client;
 use tempfile::TempDir;
 use tokio_util::sync::CancellationToken;
@@ -19,7 +19,7 @@ async fn registration_socket_that_cannot_be_bound_stops_the_cluster() {
         client: Client::new(ApiServer::new(ApiOptions::default()).service(), "default"),
         clock: cofferdam_cluster::system_clock(),
         observer: Arc::new(NoopStepObserver),
-        nodes: vec!["node-1".to_owned()],
+        nodes: vec![NodeOptions::new("node-1")],
         directory: directory.path().to_owned(),
         drivers: vec![NodeDriver {
             name: DRIVER.to_owned(),

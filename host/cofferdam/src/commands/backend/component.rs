@@ -12,8 +12,8 @@ use prometheus_client::registry::Registry;
 
 use super::{arguments::unique_pairs, error::BackendCommandError};
 use crate::{
-    cli::backend::ComponentFlags,
-    config::{CliValues, ResolvedConfig, backend_name, check_backend_location},
+    cli::backend::{ComponentFlags, ComponentValueFlags},
+    config::{BackendSection, CliValues, ResolvedConfig, SettingValue, backend_name, check_backend_location},
     drivers::{self, DriverLoader},
     error::CommandError,
     logging,
@@ -46,12 +46,10 @@ impl ConfiguredComponent {
     ) -> Result<Self, CommandError> {
         let (name, resolved) = load_configuration(flags, environment)?;
         let engine = DriverLoader::new(&resolved.configuration, &mut Registry::default())?.engine;
-        let section = resolved.configuration.backend.get(&name).cloned().unwrap_or_default();
+        let mut section = resolved.configuration.backend.get(&name).cloned().unwrap_or_default();
+        apply_values(&mut section, &flags.values)?;
         let mut config = drivers::backend_config(&name, &section)?;
-        config.settings.extend(unique_pairs("--setting", flags.settings.clone())?);
-        config.grants.extend(parse_grants(&flags.grants)?);
-        apply_flags(&mut config, flags);
-        let secrets = resolve_secrets(&flags.secrets, environment)?;
+        let secrets = resolve_secrets(&flags.values.secrets, environment)?;
         config.class_secrets |= !secrets.is_empty();
         Ok(Self { engine, name, source: ComponentSource::File(flags.file.clone()), config, secrets })
     }
@@ -91,26 +89,39 @@ pub(crate) fn load_configuration(
     Ok((name, resolved))
 }
 
-/// Applies `--state`, `--pool`, `--origin` and `--origin-address`. An origin on the command line replaces a
+/// Applies all flags but `--secret` to the section of a component. An origin on the command line replaces a
 /// configured entry of the same origin with all its settings; other configured origins remain.
-fn apply_flags(config: &mut BackendConfig, flags: &ComponentFlags) {
+///
+/// # Errors
+/// [`BackendCommandError::Argument`]
+pub(crate) fn apply_values(
+    section: &mut BackendSection,
+    flags: &ComponentValueFlags,
+) -> Result<(), BackendCommandError> {
+    let settings = unique_pairs("--setting", flags.settings.clone())?;
+    section.settings.extend(settings.into_iter().map(|(key, value)| (key, SettingValue(value))));
+    let grants = parse_grants(&flags.grants)?;
+    if !grants.is_empty() {
+        section.grants.get_or_insert_with(|| Grant::DEFAULT.into()).extend(grants);
+    }
     if let Some(file) = &flags.state {
-        config.state.file = Some(file.clone());
+        section.state.file = Some(file.clone());
     }
     if let Some(directory) = &flags.pool {
-        let configured = config.pool.take();
+        let configured = section.pool.take();
         let pool = PoolConfig { directory: directory.clone(), capacity: None, image_bytes_max: None };
-        config.pool = Some(
+        section.pool = Some(
             configured.map_or(pool, |configured| PoolConfig { directory: directory.clone(), ..configured }),
         );
     }
-    config.http.origins.retain(|known| !flags.origins.contains(&known.origin));
+    section.http.origins.retain(|known| !flags.origins.contains(&known.origin));
     let addresses = (!flags.origin_addresses.is_empty()).then(|| flags.origin_addresses.clone());
-    config.http.origins.extend(flags.origins.iter().map(|origin| OriginConfig {
+    section.http.origins.extend(flags.origins.iter().map(|origin| OriginConfig {
         origin: origin.clone(),
         addresses: addresses.clone(),
         ..OriginConfig::default()
     }));
+    Ok(())
 }
 
 fn parse_grants(names: &[String]) -> Result<BTreeSet<Grant>, BackendCommandError> {
@@ -185,20 +196,20 @@ mod tests {
         component: ComponentFlags,
     }
 
-    fn apply(config: BackendConfig, flags: &[&str]) -> BackendConfig {
+    fn apply(section: BackendSection, flags: &[&str]) -> BackendConfig {
         let line = TestCommand::try_parse_from([&["line", "a.wasm"], flags].concat()).unwrap();
-        let mut config = config;
-        apply_flags(&mut config, &line.component);
-        config
+        let mut section = section;
+        apply_values(&mut section, &line.component.values).unwrap();
+        drivers::backend_config("a", &section).unwrap()
     }
 
     #[test]
     fn flags_alone_configure_a_component() {
-        let plain = apply(BackendConfig::default(), &[]);
+        let plain = apply(BackendSection::default(), &[]);
         assert_eq!((plain.state.file, plain.pool, plain.http.origins), (None, None, Vec::new()));
         let flags = ["--state", "s.redb", "--pool", "/p", "--origin", "http://a", "--origin", "https://b"];
         let addresses = ["--origin-address", "127.0.0.1", "--origin-address", "10.0.0.0/8"];
-        let config = apply(BackendConfig::default(), &[&flags[..], &addresses].concat());
+        let config = apply(BackendSection::default(), &[&flags[..], &addresses].concat());
         assert_eq!(config.state.file.as_deref(), Some(Path::new("s.redb")));
         assert_eq!(config.pool.as_ref().map(|pool| pool.directory.as_path()), Some(Path::new("/p")));
         let origin = |origin: &str| OriginConfig {
@@ -219,10 +230,14 @@ mod tests {
             ca_file: Some("ca.pem".into()),
             ..OriginConfig::default()
         };
-        let mut config = BackendConfig::default();
-        config.http.origins = vec![known("https://a"), known("https://b")];
-        config.pool = Some(PoolConfig { directory: "/q".into(), capacity: Some(7), image_bytes_max: None });
-        let config = apply(config, &["--origin", "https://a", "--pool", "/p"]);
+        let mut section = BackendSection::default();
+        section.http.origins = vec![known("https://a"), known("https://b")];
+        section.pool = Some(PoolConfig { directory: "/q".into(), capacity: Some(7), image_bytes_max: None });
+        section.settings.insert("tier".to_owned(), SettingValue("slow".to_owned()));
+        let flags = ["--origin", "https://a", "--pool", "/p", "--setting", "tier=fast", "--grant", "reveal"];
+        let config = apply(section, &flags);
+        assert_eq!(config.settings.get("tier").map(String::as_str), Some("fast"));
+        assert!(config.grants.contains(&Grant::Reveal) && config.grants.contains(&Grant::Log));
         let from_flag = OriginConfig { origin: "https://a".to_owned(), ..OriginConfig::default() };
         assert_eq!(config.http.origins, [known("https://b"), from_flag]);
         let pool = config.pool.unwrap();

@@ -38,20 +38,13 @@ pub(crate) async fn connect(
     environment: &HashMap<String, String>,
     deadline: Duration,
 ) -> Result<(Arc<CsiBackend>, Secrets), CommandError> {
-    let component_flags = [
-        ("--setting", flags.settings.is_empty()),
-        ("--grant", flags.grants.is_empty()),
-        ("--state", flags.state.is_none()),
-        ("--pool", flags.pool.is_none()),
-        ("--origin", flags.origins.is_empty()),
-    ];
-    if let Some((flag, _)) = component_flags.iter().find(|(_, is_unset)| !is_unset) {
+    if let Some(flag) = flags.values.first_component_flag() {
         let problem = format!("{flag} is for components: expected none for {}", flags.file.display());
         return Err(BackendCommandError::Argument(problem).into());
     }
     let (name, resolved) = component::load_configuration(flags, environment)?;
     let section = resolved.configuration.backend.get(&name).cloned().unwrap_or_default();
-    let secrets = component::resolve_secrets(&flags.secrets, environment)?;
+    let secrets = component::resolve_secrets(&flags.values.secrets, environment)?;
     let config = csi_config(&name, &section, CsiTimeouts { call: deadline, identity: deadline })?
         .ok_or_else(|| BackendCommandError::Argument(format!("{} is not a socket", flags.file.display())))?;
     let config =

@@ -2,9 +2,9 @@
 
 mod arguments;
 mod call;
-mod component;
+pub(crate) mod component;
 mod csi;
-mod error;
+pub(crate) mod error;
 mod inspect;
 mod new;
 mod test;

@@ -24,7 +24,7 @@ pub(crate) use objects::NAME;
 use error::DemoError;
 use objects::{
     NAMESPACE, STEP_TIMEOUT, claim_phase, claim_size, ensure, ensure_empty, ensure_equal, format_list,
-    is_expanding, pod_phase,
+    is_expanding, pod_phase, pod_state,
 };
 
 use super::timeline::{Timeline, TimelineLineKind};
@@ -184,7 +184,7 @@ impl Demo<'_> {
         objects::create(&pods, "apply Pod", "Pod", objects::pod_manifest(name)).await?;
         let is_running = |pod: Option<&Pod>| pod.and_then(pod_phase) == Some("Running");
         let state = |pod: Option<&Pod>| match pod {
-            Some(pod) => pod_phase(pod).unwrap_or("without a phase").to_owned(),
+            Some(pod) => pod_state(pod),
             None => "absent".to_owned(),
         };
         let expectation =

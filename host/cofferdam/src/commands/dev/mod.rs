@@ -1,7 +1,10 @@
 //! `cofferdam dev`: a simulated cluster in this process: Kubernetes API, driver, roles and nodes.
 
+mod cluster_id;
+mod component;
 mod demo;
 mod kubeconfig;
+mod leftovers;
 mod nodes;
 mod timeline;
 
@@ -31,16 +34,18 @@ use prometheus_client::registry::Registry;
 use serde_json::{Value, json};
 use tokio::time::Instant;
 
+use cluster_id::DevClusterId;
+use component::DevConfiguration;
 use demo::Demo;
 use kubeconfig::KubeconfigFile;
 use nodes::RunningNodes;
 use timeline::Timeline;
 
 use crate::{
-    cli::DevFlags,
+    cli::{AtExit, DevFlags},
     client,
     commands::run::controller_settings,
-    config::{Configuration, ResolvedConfig},
+    config::Configuration,
     drivers::{DriverKind, DriverLoader, LoadedDriver},
     error::CommandError,
     logging, process_metrics,
@@ -65,15 +70,15 @@ pub(crate) async fn run(
     environment: &HashMap<String, String>,
 ) -> Result<ProcessOutcome, CommandError> {
     let start = Instant::now();
-    let mut resolved = ResolvedConfig::for_dev(&flags.settings.values, environment)?;
+    let mut configured = DevConfiguration::read(flags, environment)?;
     if flags.demo {
-        demo::check_roles(&resolved, flags.nodes)?;
+        demo::check_roles(&configured.resolved, flags.node_count())?;
     }
-    nodes::set_pool_node(&mut resolved.configuration);
-    logging::start(&resolved.configuration);
+    nodes::set_pool_node(&mut configured.resolved.configuration, flags);
+    logging::start(&configured.resolved.configuration);
     let style = Style { colours: logging::is_colour_enabled(&io::stdout()) };
     let (timeline, printer) = Timeline::start(start, style, io::stdout());
-    let result = run_session(flags, &resolved.configuration, &timeline, style, start).await;
+    let result = run_session(flags, configured, &timeline, style, start).await;
     if let Ok(ProcessOutcome::Drained) = &result {
         timeline.text(style.paint(Colour::Dim, "stopped"));
     }
@@ -92,17 +97,25 @@ pub(crate) async fn run(
 
 async fn run_session(
     flags: &DevFlags,
-    configuration: &Configuration,
+    configured: DevConfiguration,
     timeline: &Timeline,
     style: Style,
     start: Instant,
 ) -> Result<ProcessOutcome, CommandError> {
+    let configuration = &configured.resolved.configuration;
     let mut registry = Registry::default();
     process_metrics::register(&mut registry);
-    let drivers = DriverLoader::new(configuration, &mut registry)?.load_all(configuration).await?;
+    let mut loader = DriverLoader::new(configuration, &mut registry)?;
+    if let Some((name, secrets)) = configured.secrets {
+        loader = loader.with_secrets(&name, secrets);
+    }
+    let drivers = loader
+        .load_all(configuration)
+        .await
+        .map_err(|error| component::with_section_advice(error, &flags.settings.values, configuration))?;
     // Until here a signal ends the process without cleanup; from here on there are files to remove.
     let signals = &mut Signals::install()?;
-    let (mut session, mut running) = tokio::select! {
+    let (mut session, running) = tokio::select! {
         built = DevSession::build(flags, configuration, timeline, drivers, registry) => built?,
         name = signals.next() => {
             tracing::info!("{name} during startup");
@@ -110,58 +123,22 @@ async fn run_session(
         }
     };
     let drain = configuration.drain_timeout.get();
-    let demo_result = tokio::select! {
-        failure = running.wait_for_failure() => {
-            session.stop_nodes(signals, drain).await;
-            session.serving.shutdown().await;
-            return Err(failure);
-        }
-        () = wait_for_nodes_exit(session.nodes.as_ref()) => {
-            session.stop_nodes(signals, drain).await;
-            running.drain_after_failure(drain).await;
-            session.serving.shutdown().await;
-            return Err(CommandError::NodesStopped);
-        }
-        name = signals.next() => {
-            tracing::info!("{name} during the demo");
-            None
-        }
-        demo_result = async {
-            session.wait_for_registration().await;
-            timeline.text(session.startup_text(start, style));
-            if !flags.demo {
-                timeline.text(session.usage_text(style));
-            }
-            timeline.text(timeline::table_header(style));
-            session.run_demo(flags.demo, timeline).await
-        } => Some(demo_result),
-    };
-    if let Some(Ok(true)) = demo_result {
-        timeline.text(style.paint(Colour::Green, "demo: succeeded"));
-    }
-    let end = match demo_result {
-        Some(Ok(demo)) if flags.keep_running || !demo => {
-            if demo {
-                timeline.text(session.usage_text(style));
-            }
-            let nodes_failure = async {
-                wait_for_nodes_exit(session.nodes.as_ref()).await;
-                CommandError::NodesStopped
-            };
-            running.run_until_signal(signals, drain, nodes_failure).await
-        }
-        Some(Ok(_)) | None => {
-            session.stop_nodes(signals, drain).await;
-            running.drain(drain).await
-        }
-        Some(Err(failure)) => {
-            running.drain_after_failure(drain).await;
-            Err(failure)
-        }
-    };
+    let end = session.run(flags, running, (signals, drain), timeline, (style, start)).await;
     // After a second signal do not wait for unmounts either.
-    let limit = if matches!(end, Ok(ProcessOutcome::Forced)) { Duration::ZERO } else { drain };
-    session.stop_nodes(signals, limit).await;
+    let is_forced = matches!(end, Ok(ProcessOutcome::Forced));
+    session.stop_nodes(signals, if is_forced { Duration::ZERO } else { drain }).await;
+    if !leftovers::has_lasting_storage(&session.drivers, configuration) {
+        // Everything ends with this process.
+    } else if is_forced {
+        timeline.text("the drivers were not asked what they still store");
+    } else {
+        tokio::select! {
+            () = session.report_leftovers(flags.at_exit(), configuration, timeline) => {}
+            name = signals.next() => {
+                timeline.text(format!("{name}: the drivers may store more than this output names"));
+            }
+        }
+    }
     session.serving.shutdown().await;
     end
 }
@@ -175,9 +152,11 @@ async fn wait_for_nodes_exit(nodes: Option<&RunningNodes>) {
     }
 }
 
-/// The parts of a running dev mode: the API server, its kubeconfig, the drivers, the names of their
+/// The parts of a running dev mode: the API server and its kubeconfig, the cluster's id, the drivers, the names of their
 /// StorageClasses for output, and the nodes.
 struct DevSession {
+    api: ApiServer,
+    cluster_id: DevClusterId,
     serving: ServerHandle,
     kubeconfig: KubeconfigFile,
     drivers: Vec<LoadedDriver>,
@@ -199,7 +178,9 @@ impl DevSession {
         drivers: Vec<LoadedDriver>,
         mut registry: Registry,
     ) -> Result<(Self, SupervisedProcess), CommandError> {
-        let api = ApiServer::new(Options::default());
+        let cluster_id = DevClusterId::of_current_directory();
+        let api =
+            ApiServer::new(Options { cluster_id: Some(cluster_id.id.to_string()), ..Options::default() });
         let addr = SocketAddr::from((Ipv4Addr::LOCALHOST, flags.port));
         let serving = api.serve(ServeOptions { addr }).await.map_err(CommandError::ApiServer)?;
         let text = serving.kubeconfig();
@@ -207,7 +188,8 @@ impl DevSession {
 
         // The roles call the API in this process, without a socket.
         let client = Client::new(api.service(), "default");
-        let node_local_node = (flags.nodes > 0).then(|| nodes::first_node_name(configuration, &drivers));
+        let nodes = nodes::node_options(flags, configuration, &drivers)?;
+        let node_local_node = nodes.first().map(|node| node.name.clone());
         let classes = create_classes(&client, &drivers, node_local_node.as_deref())
             .await
             .map_err(CommandError::PrepareApi)?;
@@ -233,9 +215,87 @@ impl DevSession {
         }
         timeline.subscribe(&process.cache());
         let base = runtime_directory();
-        let nodes = RunningNodes::start(flags, configuration, (client, &base), &drivers, timeline).await?;
+        let nodes =
+            RunningNodes::start(flags, configuration, (client, &base), (&drivers, nodes), timeline).await?;
         let cluster_roles = configuration.role.cluster.clone();
-        Ok((Self { serving, kubeconfig, drivers, classes, nodes, cluster_roles, node_local_node }, running))
+        let session = Self {
+            api,
+            cluster_id,
+            serving,
+            kubeconfig,
+            drivers,
+            classes,
+            nodes,
+            cluster_roles,
+            node_local_node,
+        };
+        Ok((session, running))
+    }
+
+    /// Runs the demo, if it is enabled, and then until a signal or a failure. The roles have ended afterwards,
+    /// and the nodes may still run.
+    async fn run(
+        &mut self,
+        flags: &DevFlags,
+        mut running: SupervisedProcess,
+        (signals, drain): (&mut Signals, Duration),
+        timeline: &Timeline,
+        (style, start): (Style, Instant),
+    ) -> Result<ProcessOutcome, CommandError> {
+        let demo_result = tokio::select! {
+            failure = running.wait_for_failure() => {
+                return Err(failure);
+            }
+            () = wait_for_nodes_exit(self.nodes.as_ref()) => {
+                running.drain_after_failure(drain).await;
+                return Err(CommandError::NodesStopped);
+            }
+            name = signals.next() => {
+                tracing::info!("{name} during the demo");
+                None
+            }
+            demo_result = async {
+                self.wait_for_registration().await;
+                timeline.text(self.startup_text(start, style));
+                if !flags.demo {
+                    timeline.text(self.usage_text(style));
+                }
+                timeline.text(timeline::table_header(style));
+                self.run_demo(flags.demo, timeline).await
+            } => Some(demo_result),
+        };
+        if let Some(Ok(true)) = demo_result {
+            timeline.text(style.paint(Colour::Green, "demo: succeeded"));
+        }
+        match demo_result {
+            Some(Ok(demo)) if flags.keep_running || !demo => {
+                if demo {
+                    timeline.text(self.usage_text(style));
+                }
+                let nodes_failure = async {
+                    wait_for_nodes_exit(self.nodes.as_ref()).await;
+                    CommandError::NodesStopped
+                };
+                running.run_until_signal(signals, drain, nodes_failure).await
+            }
+            Some(Ok(_)) | None => {
+                self.stop_nodes(signals, drain).await;
+                running.drain(drain).await
+            }
+            Some(Err(failure)) => {
+                running.drain_after_failure(drain).await;
+                Err(failure)
+            }
+        }
+    }
+
+    /// Prints what the drivers still store for the cluster, or deletes it.
+    async fn report_leftovers(&self, at_exit: AtExit, configuration: &Configuration, timeline: &Timeline) {
+        let client = Client::new(self.api.service(), "default");
+        let cluster = &self.cluster_id.id;
+        for line in leftovers::report(&self.drivers, configuration, cluster, &client, at_exit).await {
+            timeline.text(line);
+        }
     }
 
     /// Waits until the drivers are registered on the nodes, or until a timeout. Without nodes it returns

@@ -10,7 +10,8 @@ use std::{
 };
 
 use cofferdam_dev_cluster::{
-    DevCluster, DevClusterOptions, DevError, Mounts, NodeDriver, NodePlugin, NodesView, has_node_service,
+    DevCluster, DevClusterOptions, DevError, Mounts, NodeDriver, NodeOptions, NodePlugin, NodesView,
+    has_node_service,
 };
 use cofferdam_domain::storage::{Ability, Placement};
 use cofferdam_node::{ConnectionKind, DriverManifest, NodePolicy};
@@ -22,7 +23,8 @@ use tokio_util::sync::CancellationToken;
 
 use super::timeline::Timeline;
 use crate::{
-    cli::DevFlags,
+    cli::{DevFlags, MAX_NODES},
+    commands::backend::error::BackendCommandError,
     config::{Configuration, SettingValue},
     drivers::{DriverKind, LoadedDriver},
     error::CommandError,
@@ -72,14 +74,14 @@ impl RunningNodes {
         flags: &DevFlags,
         configuration: &Configuration,
         (client, base): (Client, &Path),
-        drivers: &[LoadedDriver],
+        (drivers, nodes): (&[LoadedDriver], Vec<NodeOptions>),
         timeline: &Timeline,
     ) -> Result<Option<Self>, CommandError> {
         create_csi_drivers(&client, drivers).await.map_err(CommandError::PrepareApi)?;
-        if flags.nodes == 0 {
+        if nodes.is_empty() {
             return Ok(None);
         }
-        let names = node_names(flags.nodes, configuration, drivers);
+        let names = nodes.iter().map(|node| node.name.clone()).collect();
         let mut directory = NodesDirectory::new(base)?;
         let mut served = Vec::with_capacity(drivers.len());
         let (mut without_node_service, mut with_own_node_service) = (Vec::new(), Vec::new());
@@ -100,22 +102,22 @@ impl RunningNodes {
         };
         let all_with_own_node_service =
             !with_own_node_service.is_empty() && with_own_node_service.len() == served.len();
-        let nodes = DevCluster::new(DevClusterOptions {
+        let cluster = DevCluster::new(DevClusterOptions {
             client,
             clock: cofferdam_cluster::system_clock(),
             observer: Arc::new(timeline.clone()),
-            nodes: names.clone(),
+            nodes,
             directory: directory.path.clone(),
             drivers: served,
             mounts,
         })
         .await?;
-        let (view, stop) = (nodes.view(), CancellationToken::new());
+        let (view, stop) = (cluster.view(), CancellationToken::new());
         let real_mounts = flags.real_mounts;
         if real_mounts || !with_own_node_service.is_empty() {
             directory.keep();
         }
-        let (exited, running) = (CancellationToken::new(), nodes.run(stop.clone()));
+        let (exited, running) = (CancellationToken::new(), cluster.run(stop.clone()));
         let guard = exited.clone().drop_guard();
         let task = tokio::spawn(async move {
             let _over = guard;
@@ -273,31 +275,62 @@ pub(crate) fn is_on_every_node(driver: &LoadedDriver) -> bool {
     }
 }
 
-/// Name of the first node: that in the setting of a node-local driver, else the default.
-pub(crate) fn first_node_name(configuration: &Configuration, drivers: &[LoadedDriver]) -> String {
-    let node_local =
+/// Name of a node-local driver's section, and of its node, if the section's settings have it.
+fn node_local_node<'a>(
+    configuration: &'a Configuration,
+    drivers: &'a [LoadedDriver],
+) -> Option<(&'a str, &'a str)> {
+    let mut node_local =
         drivers.iter().filter(|driver| driver.backend().description().placement == Placement::Node);
-    let mut sections = node_local.filter_map(|driver| configuration.backend.get(&driver.name));
-    let named = sections.find_map(|section| section.settings.get(NODE_SETTING));
-    named.map_or_else(|| FIRST_NODE.to_owned(), |name| name.0.clone())
+    node_local.find_map(|driver| {
+        let named = configuration.backend.get(&driver.name)?.settings.get(NODE_SETTING)?;
+        Some((driver.name.as_str(), named.0.as_str()))
+    })
 }
 
-/// Sets the node of the built-in pool driver to `node-1`, unless the configuration sets it. A pool driver
-/// with `file` or `csi` in its section is not the built-in one.
-pub(crate) fn set_pool_node(configuration: &mut Configuration) {
+/// Sets the node of the built-in pool driver to the first node, unless the configuration sets it. A pool
+/// driver with `file` or `csi` in its section is not the built-in one.
+pub(crate) fn set_pool_node(configuration: &mut Configuration, flags: &DevFlags) {
+    let first = flags.named_nodes.first().map_or(FIRST_NODE, |node| node.name.as_str());
     if let Some(section) =
         configuration.backend.get_mut(POOL_BACKEND).filter(|section| !section.has_location())
     {
-        section
-            .settings
-            .entry(NODE_SETTING.to_owned())
-            .or_insert_with(|| SettingValue(FIRST_NODE.to_owned()));
+        section.settings.entry(NODE_SETTING.to_owned()).or_insert_with(|| SettingValue(first.to_owned()));
     }
 }
 
-fn node_names(count: usize, configuration: &Configuration, drivers: &[LoadedDriver]) -> Vec<String> {
-    let others = (2..=count).map(|number| format!("node-{number}"));
-    std::iter::once(first_node_name(configuration, drivers)).chain(others).take(count).collect()
+/// The nodes of the flags. Without `--node`, the first one has the name in the setting of a node-local driver.
+///
+/// # Errors
+/// [`CommandError::Usage`] if the node of a node-local driver is not the first `--node`.
+pub(crate) fn node_options(
+    flags: &DevFlags,
+    configuration: &Configuration,
+    drivers: &[LoadedDriver],
+) -> Result<Vec<NodeOptions>, CommandError> {
+    let local = node_local_node(configuration, drivers);
+    let Some(first) = flags.named_nodes.first() else {
+        let first = local.map_or(FIRST_NODE, |(_, node)| node).to_owned();
+        let others = (2..=flags.nodes).map(|number| format!("node-{number}"));
+        let names = std::iter::once(first).chain(others).take(flags.nodes);
+        return Ok(names.map(NodeOptions::new).collect());
+    };
+    if flags.named_nodes.len() > MAX_NODES {
+        let count = flags.named_nodes.len();
+        return Err(BackendCommandError::Argument(format!(
+            "--node: {count} nodes; expected at most {MAX_NODES}"
+        ))
+        .into());
+    }
+    match local.filter(|(_, node)| *node != first.name) {
+        Some((driver, node)) => Err(BackendCommandError::Argument(format!(
+            "--node {}: backend {driver} is on the node {node:?}, by its setting `node`; expected that node \
+             first",
+            first.name
+        ))
+        .into()),
+        None => Ok(flags.named_nodes.clone()),
+    }
 }
 
 /// Creates the CSIDriver objects. In a real cluster, whoever installs the driver creates them.

@@ -127,6 +127,20 @@ pub(super) fn pod_phase(pod: &Pod) -> Option<&str> {
     pod.status.as_ref()?.phase.as_deref()
 }
 
+/// The pod's phase, and the reason of the scheduler if it has found no node.
+pub(super) fn pod_state(pod: &Pod) -> String {
+    let phase = pod_phase(pod).unwrap_or("without a phase");
+    let conditions = pod.status.as_ref().and_then(|status| status.conditions.as_deref()).unwrap_or_default();
+    let unscheduled = conditions
+        .iter()
+        .find(|condition| condition.type_ == "PodScheduled" && condition.status == "False")
+        .and_then(|condition| condition.message.as_deref());
+    match unscheduled {
+        Some(reason) => format!("{phase} ({})", reason.trim_end_matches('.')),
+        None => phase.to_owned(),
+    }
+}
+
 /// The capacity in the claim's status.
 pub(super) fn claim_size(claim: &PersistentVolumeClaim) -> String {
     let capacity = claim.status.as_ref().and_then(|status| status.capacity.as_ref());
