@@ -88,7 +88,8 @@ pub(super) async fn install(cluster: &Cluster<'_>) -> Result<()> {
     claims.delete(0..1 + 2 * CLAIMS).await?;
     cluster.wait_without_volumes(DRIVER).await?;
     helm.run(&uninstall).await?;
-    cluster.ensure_nothing_left(RELEASE).await
+    cluster.ensure_nothing_left(RELEASE).await?;
+    cluster.clean_up(DRIVER).await
 }
 
 /// Creates a ConfigMap with a component, under the key `NAME.wasm`. Returns Helm's value that sets its

@@ -103,7 +103,8 @@ impl<'a> CsiDriverRelease<'a> {
         });
         tokio::try_join!(refused, image_missing)?;
         helm.run(&[&uninstall[..], &["--no-hooks"]].concat()).await?;
-        cluster.ensure_nothing_left(RELEASE).await
+        cluster.ensure_nothing_left(RELEASE).await?;
+        cluster.clean_up(DRIVER).await
     }
 }
 

@@ -49,6 +49,10 @@ const NODE: &str = "node-1";
 /// Namespaces of the releases `memory` and `my-array`, which are installed one after the other.
 const NAMESPACE: &str = "storage";
 const NODE_NAMESPACE: &str = "storage-node";
+/// The page with the commands that delete what a release leaves, their beginning, and the driver in them.
+const CLEAN_UP_PAGE: &str = "deploy/README.md";
+const CLEAN_UP_COMMAND: &str = "kubectl --namespace storage delete ";
+const PRINTED_DRIVER: &str = "array.example.com";
 /// The versions of the image.
 const VERSIONS: [&str; 2] = ["v1", "v2"];
 
@@ -336,6 +340,33 @@ impl Cluster<'_> {
         .await
     }
 
+    /// Deletes the journal, the reports and the Leases of a driver by the commands that the chart's README
+    /// prints, and checks that none is left.
+    async fn clean_up(&self, driver: &str) -> Result<()> {
+        let path = helm::source_directory().join(CLEAN_UP_PAGE);
+        let page =
+            std::fs::read_to_string(&path).with_context(|| format!("cannot read {}", path.display()))?;
+        let of_lease = |name: &str| name.replace('.', "-");
+        let commands: Vec<String> = page
+            .lines()
+            .filter(|line| line.starts_with(CLEAN_UP_COMMAND) && line.contains("--ignore-not-found"))
+            .map(|line| line.replace(PRINTED_DRIVER, driver))
+            .map(|line| line.replace(&of_lease(PRINTED_DRIVER), &of_lease(driver)))
+            .collect();
+        ensure!(commands.len() == 2, "{CLEAN_UP_PAGE}: {commands:?}, expected two commands");
+        for command in &commands {
+            let arguments: Vec<String> = command.split_whitespace().skip(1).flat_map(expand_braces).collect();
+            let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
+            self.kubectl.run(&arguments).await.with_context(|| command.clone())?;
+        }
+        let left = ["get", "configmaps,leases", "--namespace", NAMESPACE, "--output=name"];
+        let left = self.kubectl.run(&left).await?;
+        let is_of_driver = |object: &&str| object.contains(driver) || object.contains(&of_lease(driver));
+        let left: Vec<&str> = left.lines().filter(is_of_driver).collect();
+        ensure!(left.is_empty(), "{left:?} after {commands:?}");
+        Ok(())
+    }
+
     /// Checks that no object of the release is left, except the namespace of its nodes.
     async fn ensure_nothing_left(&self, release: &str) -> Result<()> {
         let kinds = self.kubectl.run(&["api-resources", "--verbs=list", "--output=name"]).await?;
@@ -350,5 +381,30 @@ impl Cluster<'_> {
             Ok(())
         })
         .await
+    }
+}
+
+/// The words of a range such as `name-{0..7}`, as a shell expands it. Other words are unchanged.
+fn expand_braces(word: &str) -> Vec<String> {
+    let range = word.split_once('{').and_then(|(before, rest)| {
+        let (range, after) = rest.split_once('}')?;
+        let (first, last) = range.split_once("..")?;
+        Some((before, first.parse::<u32>().ok()?..=last.parse().ok()?, after))
+    });
+    match range {
+        Some((before, numbers, after)) => numbers.map(|number| format!("{before}{number}{after}")).collect(),
+        None => vec![word.to_owned()],
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_range_is_expanded_as_in_a_shell() {
+        assert_eq!(expand_braces("a-{0..2}"), ["a-0", "a-1", "a-2"]);
+        assert_eq!(expand_braces("a-{x}"), ["a-{x}"]);
+        assert_eq!(expand_braces("a"), ["a"]);
     }
 }

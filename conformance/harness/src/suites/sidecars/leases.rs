@@ -46,7 +46,7 @@ const ROUNDS: usize = 2;
 /// Minimum number of claims. One of five is attached.
 const MIN_CLAIMS: usize = 1_000;
 /// Time without a fault in which the writes of the Leases are counted.
-const QUIET: Duration = Duration::from_secs(20);
+const QUIET: Duration = Duration::from_secs(12);
 /// Maximum number of writes of each Lease per second without a fault.
 const WRITES_PER_SECOND: f64 = 0.2;
 
