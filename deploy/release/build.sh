@@ -19,6 +19,7 @@ export SOURCE_DATE_EPOCH=${SOURCE_DATE_EPOCH:-$(git log -1 --format=%ct)}
 
 [[ -z $(git status --porcelain) ]] || fail "the working tree has changes: expected a commit, so that others can build the same"
 grep -q "^## \[$version\] - " CHANGELOG.md || fail "CHANGELOG.md has no section of version $version: expected '## [$version] - DATE'"
+! grep -q '^## \[Unreleased\]' CHANGELOG.md || fail "CHANGELOG.md has unreleased changes: expected them in a section of a version"
 for key in version appVersion; do
   grep -qE "^$key: \"?$version\"?$" deploy/helm/cofferdam/Chart.yaml ||
     fail "deploy/helm/cofferdam/Chart.yaml: expected $key $version"
