@@ -336,7 +336,11 @@ impl<B: Modification> bindings::modification::exports::cofferdam::storage::modif
 ///         })
 ///     }
 ///
-///     fn list_snapshots(source: Option<String>, after: Option<String>, limit: Option<u32>) -> Result<SnapshotPage> {
+///     fn list_snapshots(
+///         source: Option<String>,
+///         after: Option<String>,
+///         limit: Option<u32>,
+///     ) -> Result<SnapshotPage> {
 ///         let mut snapshots = Vec::new();
 ///         for found in state::HostStore.scan("snap-", None, u32::MAX)?.entries {
 ///             if let Some(read) = state::read::<String>(&state::HostStore, &found.key)? {
@@ -385,8 +389,9 @@ pub trait Snapshots {
 
     /// Returns a snapshot.
     ///
-    /// The default searches the pages of [`list_snapshots`](Self::list_snapshots) until it finds the snapshot, so it may read
-    /// every snapshot of the storage. Override it if the storage can read a single snapshot.
+    /// The default searches the pages of [`list_snapshots`](Self::list_snapshots) until it finds the
+    /// snapshot, so it may read every snapshot of the storage. Override it if the storage can read a single
+    /// snapshot.
     ///
     /// # Errors
     ///

@@ -12,7 +12,7 @@ wit_bindgen::generate!({
     export_macro_name: "export_component",
     default_bindings_module: "cofferdam_guest::bindings",
     additional_derives: [PartialEq],
-    additional_derives_ignore: ["request", "authorization", "basic", "secret-header", "user-name"],
+    additional_derives_ignore: ["request", "authorization", "basic", "secret-header", "user-name", "key", "part"],
 });
 
 /// Bindings of one optional interface. Each has its own world because a component must export every interface

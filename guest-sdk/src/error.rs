@@ -150,13 +150,28 @@ impl StorageError {
         if crate::has_changed() { self.after_change() } else { self }
     }
 
-    /// The same error, not final if it is that of a lookup whose kind does not tell whether the item exists.
-    /// An earlier call may have created the item, and a caller does not clean up after a final error.
+    /// The same error, not final if it is that of a lookup whose kind does not tell whether the item exists:
+    /// the storage gave no response, or it refused the lookup itself. An earlier call may have created the
+    /// item, and a caller does not clean up after a final error.
     #[must_use]
-    pub(crate) fn not_final_without_response(self) -> Self {
-        match self.kind.default_finality() {
-            Finality::Unknown => self.after_change(),
-            Finality::Final | Finality::InProgress => self,
+    pub(crate) fn not_final_without_answer(self) -> Self {
+        match self.kind {
+            ErrorKind::Internal
+            | ErrorKind::Unavailable
+            | ErrorKind::DeadlineExceeded
+            | ErrorKind::Cancelled
+            | ErrorKind::Unknown
+            | ErrorKind::PermissionDenied
+            | ErrorKind::Unauthenticated => self.after_change(),
+            ErrorKind::Aborted
+            | ErrorKind::InvalidArgument
+            | ErrorKind::NotFound
+            | ErrorKind::AlreadyExists
+            | ErrorKind::ResourceExhausted
+            | ErrorKind::FailedPrecondition
+            | ErrorKind::OutOfRange
+            | ErrorKind::Unimplemented
+            | ErrorKind::DataLoss => self,
         }
     }
 
@@ -183,6 +198,20 @@ mod tests {
         assert_eq!(StorageError::internal("?").finality, Finality::Unknown);
         assert_eq!(StorageError::unavailable("?").without_effect().finality, Finality::Final);
         assert_eq!(StorageError::in_progress("?").finality, Finality::InProgress);
+    }
+
+    #[test]
+    fn a_lookup_without_an_answer_is_never_final() {
+        let finality = |error: StorageError| error.not_final_without_answer().finality;
+        for error in [
+            StorageError::unavailable("?").without_effect(),
+            StorageError::unauthenticated("?"),
+            StorageError::permission_denied("?"),
+        ] {
+            assert_eq!(finality(error), Finality::Unknown);
+        }
+        assert_eq!(finality(StorageError::not_found("?")), Finality::Final);
+        assert_eq!(finality(StorageError::in_progress("?")), Finality::InProgress);
     }
 
     #[test]

@@ -283,7 +283,8 @@ impl<'a> Request<'a> {
         self
     }
 
-    /// Sets a JSON body and its content type.
+    /// Sets a JSON body and its content type, which replaces one that was set before. For another content
+    /// type, use [`body`](Self::body) and [`header`](Self::header).
     ///
     /// # Errors
     ///
@@ -294,12 +295,12 @@ impl<'a> Request<'a> {
                 .without_effect()
                 .final_unless_changed()
         })?;
-        Ok(self.header("content-type", "application/json").body(body))
+        Ok(self.typed_body("application/json", body))
     }
 
-    /// Sets a form as body, and the content type `application/x-www-form-urlencoded`. Keys and values may
-    /// contain any character and are percent-encoded. A space becomes `%20`, as in a query, which every
-    /// decoder of forms reads; `+` stands for a space in forms only.
+    /// Sets a form as body, and the content type `application/x-www-form-urlencoded`, which replaces one that
+    /// was set before. Keys and values may contain any character and are percent-encoded. A space becomes
+    /// `%20`, as in a query, which every decoder of forms reads; `+` stands for a space in forms only.
     ///
     /// ```
     /// use cofferdam_guest::{http::{Method, Request, Response}, mock};
@@ -314,7 +315,13 @@ impl<'a> Request<'a> {
     /// ```
     pub fn form<K: AsRef<str>, V: AsRef<str>>(self, pairs: &[(K, V)]) -> Self {
         let body = encoding::encode_pairs(pairs);
-        self.header("content-type", "application/x-www-form-urlencoded").body(body)
+        self.typed_body("application/x-www-form-urlencoded", body)
+    }
+
+    /// Sets a body and its content type. A request has one content type, so an earlier one is removed.
+    fn typed_body(mut self, content_type: &str, body: impl Into<Vec<u8>>) -> Self {
+        self.headers.retain(|(name, _)| !name.eq_ignore_ascii_case("content-type"));
+        self.header("content-type", content_type).body(body)
     }
 
     /// Runs a hook on the finished request right before it is sent, for example to sign it. The hook sees the

@@ -176,3 +176,16 @@ fn status_429_is_final_and_retryable() {
         (ErrorKind::Unavailable, Finality::Final, Some(3000))
     );
 }
+
+#[test]
+fn a_body_with_a_content_type_replaces_an_earlier_one() {
+    let typed = || Request::post("http://a/").header("Content-Type", "text/plain").header("x", "y");
+    let headers = |request: Request<'static>| request.headers;
+    let expected = |content_type: &str| {
+        vec![("x".to_owned(), "y".to_owned()), ("content-type".to_owned(), content_type.to_owned())]
+    };
+    assert_eq!(headers(typed().json(&1).unwrap()), expected("application/json"));
+    let form = expected("application/x-www-form-urlencoded");
+    assert_eq!(headers(typed().form(&[("a", "b")])), form);
+    assert_eq!(headers(typed().json(&1).unwrap().form(&[("a", "b")])), form);
+}

@@ -76,14 +76,14 @@ pub enum Created<T> {
 /// - [`in_progress`](StorageError::in_progress) if the name is taken, but `find` returns nothing.
 ///
 /// An error of `find` that does not tell whether the item exists (kind `unavailable`, `deadline-exceeded`,
-/// `cancelled`, `internal` or `unknown`) is never final. An earlier call may have created an item that `find`
-/// did not see, and a caller does not clean up after a final error.
+/// `cancelled`, `internal`, `unknown`, `unauthenticated` or `permission-denied`) is never final. An earlier
+/// call may have created an item that `find` did not see, and a caller does not clean up after a final error.
 pub fn find_or_create<T>(
     mut find: impl FnMut() -> Result<Option<T>>,
     check: impl FnOnce(&T) -> Result<()>,
     create: impl FnOnce() -> Result<Created<T>>,
 ) -> Result<T> {
-    let mut find = || find().map_err(StorageError::not_final_without_response);
+    let mut find = || find().map_err(StorageError::not_final_without_answer);
     if let Some(found) = find()? {
         return check(&found).map(|()| found);
     }
@@ -209,6 +209,11 @@ mod tests {
         let unavailable = || Err(StorageError::unavailable("?").without_effect());
         let error = find_or_create(unavailable, |_: &u8| Ok(()), || Ok(Created::AlreadyExists)).unwrap_err();
         assert_eq!((error.kind, error.finality), (ErrorKind::Unavailable, Finality::Unknown));
+        for refusal in [StorageError::unauthenticated("?"), StorageError::permission_denied("?")] {
+            let refused = || Err(refusal.clone());
+            let error = find_or_create(refused, |_: &u8| Ok(()), || Ok(Created::AlreadyExists)).unwrap_err();
+            assert_eq!((error.kind, error.finality), (refusal.kind, Finality::Unknown));
+        }
         let refused = || Err(StorageError::failed_precondition("no secret"));
         let error = find_or_create(refused, |_: &u8| Ok(()), || Ok(Created::AlreadyExists)).unwrap_err();
         assert_eq!(error.finality, Finality::Final, "the same call can never succeed");

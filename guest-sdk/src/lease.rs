@@ -1,13 +1,17 @@
 //! Leases in the [`state`]: at most one call at a time works on a name.
 //!
-//! A lease is an entry of the state with an expiry. The version of the entry identifies the holder: an expired
-//! lease that another call takes over has another version. A call that ends without releasing its lease, such
-//! as one at its deadline, blocks the name until the lease expires.
+//! A lease is an entry of the state with an expiry. The version of the entry identifies the holder: an
+//! expired lease that another call takes over has another version. A call that ends without releasing its
+//! lease, such as one at its deadline, blocks the name until the lease expires.
 //!
-//! A lease orders the calls of one Cofferdam process, because the state belongs to one process. It keeps a call
-//! apart from an earlier one whose request the storage may still execute. It does not order two processes with
-//! states of their own. In storage without unique names, combine it with
+//! A lease orders the calls of one Cofferdam process, because the state belongs to one process. It keeps a
+//! call apart from an earlier one whose request the storage may still execute. It does not order two
+//! processes with states of their own. In storage without unique names, combine it with
 //! [`oldest_wins`](crate::idempotent::oldest_wins) where two processes may run.
+//!
+//! The wall clock measures a lease. A lease that has more time left than its whole `ttl` counts as expired:
+//! it was written while the clock was ahead, and would otherwise block its key until the clock has caught up.
+//! A clock that is set back while a call holds a lease may therefore end the lease early.
 //!
 //! ```
 //! use std::time::Duration;
@@ -62,6 +66,19 @@ use crate::{
 struct StoredLease {
     /// Milliseconds since the Unix epoch.
     expires_at_ms: u64,
+    /// The time from the writing of the lease to its expiry. Absent in a lease of an earlier version of the
+    /// SDK.
+    ttl_ms: Option<u64>,
+}
+
+impl StoredLease {
+    /// The time until the lease expires; zero after it.
+    fn remaining(&self, now: Duration) -> Duration {
+        let remaining = Duration::from_millis(self.expires_at_ms).saturating_sub(now);
+        // A lease with more time left than it ever had was written while the clock was ahead.
+        let was_ahead = self.ttl_ms.is_some_and(|ttl_ms| remaining > Duration::from_millis(ttl_ms));
+        if was_ahead { Duration::ZERO } else { remaining }
+    }
 }
 
 /// A lease that this call holds, unless it has expired.
@@ -103,13 +120,12 @@ pub fn acquire<'s, S: Store>(store: &'s S, key: &str, ttl: Duration) -> Result<L
     let now = ambient::now();
     let found = state::read::<StoredLease>(store, key)?;
     if let Some(found) = &found {
-        let remaining = Duration::from_millis(found.value.expires_at_ms).saturating_sub(now);
+        let remaining = found.value.remaining(now);
         if !remaining.is_zero() {
             return Err(held_by_another(key).retry_after(remaining));
         }
     }
-    let expires_at = now.saturating_add(ttl);
-    let version = write(store, key, expires_at, found.map(|found| found.version))?;
+    let (version, expires_at) = write(store, key, now, ttl, found.map(|found| found.version))?;
     Ok(Lease { store, key: key.to_owned(), version, expires_at })
 }
 
@@ -149,9 +165,8 @@ impl<S: Store> Lease<'_, S> {
     /// - [`in_progress`](StorageError::in_progress) if another call has taken the lease over.
     /// - The errors of the store.
     pub fn renew(&mut self, ttl: Duration) -> Result<()> {
-        let expires_at = ambient::now().saturating_add(ttl);
-        self.version = write(self.store, &self.key, expires_at, Some(self.version))?;
-        self.expires_at = expires_at;
+        (self.version, self.expires_at) =
+            write(self.store, &self.key, ambient::now(), ttl, Some(self.version))?;
         Ok(())
     }
 
@@ -175,10 +190,18 @@ impl<S: Store> Lease<'_, S> {
     }
 }
 
-fn write(store: &impl Store, key: &str, expires_at: Duration, replaces: Option<Version>) -> Result<Version> {
-    let expires_at_ms = u64::try_from(expires_at.as_millis()).unwrap_or(u64::MAX);
-    let change = state::put(key, &StoredLease { expires_at_ms }, replaces)?;
-    commit(store, change).map_err(|error| match error {
+/// Writes a lease. Returns its version and its expiry.
+fn write(
+    store: &impl Store,
+    key: &str,
+    now: Duration,
+    ttl: Duration,
+    replaces: Option<Version>,
+) -> Result<(Version, Duration)> {
+    let expires_at = now.saturating_add(ttl);
+    let stored = StoredLease { expires_at_ms: milliseconds(expires_at), ttl_ms: Some(milliseconds(ttl)) };
+    let change = state::put(key, &stored, replaces)?;
+    let version = commit(store, change).map_err(|error| match error {
         StateError::Conflict(_) => held_by_another(key),
         error @ (StateError::KeySize(_)
         | StateError::ValueSize(_)
@@ -186,7 +209,12 @@ fn write(store: &impl Store, key: &str, expires_at: Duration, replaces: Option<V
         | StateError::RepeatedKey(_)
         | StateError::Full(_)
         | StateError::Unavailable(_)) => error.into(),
-    })
+    })?;
+    Ok((version, expires_at))
+}
+
+fn milliseconds(time: Duration) -> u64 {
+    u64::try_from(time.as_millis()).unwrap_or(u64::MAX)
 }
 
 fn commit(store: &impl Store, change: Change) -> Result<Version, StateError> {

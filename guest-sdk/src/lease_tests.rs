@@ -105,3 +105,30 @@ fn a_release_that_fails_keeps_the_result() {
     host.stop_failing();
     assert_eq!(take().unwrap_err().finality, Finality::InProgress);
 }
+
+#[test]
+fn a_lease_written_while_the_clock_was_ahead_blocks_nobody() {
+    const YEAR: Duration = Duration::from_secs(365 * 24 * 3600);
+    let host = MockHost::new().start_time(1_767_268_800_000).install();
+    let expiry = |ahead: Duration| (ambient::now() + ahead).as_millis();
+    let stored = format!(r#"{{"expiresAtMs": {}, "ttlMs": 10000}}"#, expiry(YEAR));
+    host.write_state("lease/v", stored.as_bytes());
+    take().unwrap().release().unwrap();
+    let stored = format!(r#"{{"expiresAtMs": {}, "ttlMs": 10000}}"#, expiry(TTL));
+    host.write_state("lease/v", stored.as_bytes());
+    assert_eq!(take().unwrap_err().retry_after_ms, Some(10_000), "the lease was just taken");
+}
+
+#[test]
+fn a_lease_stores_its_ttl() {
+    let host = MockHost::new().install();
+    let stored = || state::read::<StoredLease>(&HostStore, "lease/v").unwrap().unwrap().value.ttl_ms;
+    let mut lease = take().unwrap();
+    assert_eq!(stored(), Some(10_000));
+    lease.renew(2 * TTL).unwrap();
+    assert_eq!(stored(), Some(20_000));
+    // A lease of an earlier version of the SDK has no ttl.
+    let stored = format!(r#"{{"expiresAtMs": {}}}"#, (ambient::now() + TTL).as_millis());
+    host.write_state("lease/v", stored.as_bytes());
+    assert_eq!(take().unwrap_err().retry_after_ms, Some(10_000));
+}

@@ -65,10 +65,13 @@
 //! | XML | [a crate](http#xml) | |
 //! | a password or token that it never sees | [`http::Request::basic`], [`http::Request::bearer`] | `secrets` |
 //! | a login that is kept across calls | [`session::with_login`] | `session` |
-//! | a signature of requests | [`http::Request::sign_with`], [`digest`], [`time`] | `ambient`, `reveal` |
+//! | a signature of requests | [`http::Request::sign_with`], [`sign`], [`digest`], [`time`] | `ambient`, `sign` |
 //! | an existing client that builds requests of the crate `http` | the feature `http`: [`http::Request`] | `http` |
 //! | creation of one item per name | [`idempotent`] | |
-//! | a wait for the storage | [`poll::until`], [`StorageError::in_progress`] | `ambient` |
+//! | the same without unique names or tokens | [`idempotent::oldest_wins`] | `ambient` |
+//! | one call at a time per name | [`lease`] | `state`, `ambient` |
+//! | a wait for the storage within a call | [`poll::until`] | `deadline` |
+//! | a wait for the storage across calls | [`StorageError::in_progress`] | |
 //! | data that is kept across calls | [`state`] | `state` |
 //! | tests | [`mock`] | |
 #![deny(unsafe_code)]
@@ -78,6 +81,7 @@ pub mod ambient;
 mod backend;
 #[doc(hidden)]
 pub mod bindings;
+pub mod deadline;
 pub mod digest;
 mod error;
 mod export_macros;
@@ -96,6 +100,7 @@ pub mod pool;
 pub mod secrets;
 pub mod session;
 pub mod settings;
+pub mod sign;
 pub mod sizes;
 pub mod state;
 pub mod time;

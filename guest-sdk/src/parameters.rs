@@ -200,8 +200,8 @@ pub struct ParameterReader {
 
 impl ParameterReader {
     /// Reads the parameters of a StorageClass, VolumeSnapshotClass or VolumeGroupSnapshotClass. Errors are
-    /// [`invalid_argument`](crate::StorageError::invalid_argument). Keys with the prefix `csi.storage.k8s.io/` are
-    /// ignored.
+    /// [`invalid_argument`](crate::StorageError::invalid_argument). Keys with the prefix
+    /// `csi.storage.k8s.io/` are ignored.
     pub fn parameters(pairs: KeyValues) -> Self {
         Self::new(KeyKind::PARAMETER, without_metadata(pairs))
     }
@@ -212,7 +212,8 @@ impl ParameterReader {
         Self::new(KeyKind::MUTABLE_PARAMETER, pairs)
     }
 
-    /// Reads the operator's settings. Errors are [`failed_precondition`](crate::StorageError::failed_precondition).
+    /// Reads the operator's settings. Errors are
+    /// [`failed_precondition`](crate::StorageError::failed_precondition).
     pub fn settings() -> Self {
         Self::new(KeyKind::SETTING, host::settings())
     }

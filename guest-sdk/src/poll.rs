@@ -4,16 +4,19 @@
 //!
 //! - Return [`StorageError::in_progress`]. The caller repeats the call with increasing delays, and the call
 //!   holds no resources in the meantime.
-//! - Wait in the call with [`until`], if the operation takes seconds. The limit must leave time to the
-//!   deadline of the call. [`until`] returns `in_progress` at its limit, so the two combine.
+//! - Wait in the call with [`until`], if the operation takes seconds. It ends before the
+//!   [deadline] of the call. [`until`] returns `in_progress` at its end, so the two combine.
 //!
-//! A component sleeps in WASI's monotonic clock, which needs no grant. A [mock host](crate::mock) advances its
-//! clock instead, so tests do not wait. Without a mock host, a pause in a native build ends at once.
+//! [`sleep`] needs no grant, because a component sleeps in WASI's monotonic clock. [`until`] needs the grant
+//! `deadline`, which is a default. A [mock host](crate::mock) advances its clock instead of a pause, so tests
+//! do not wait. Without a mock host, a pause in a native build ends at once.
 
 use std::time::Duration;
 
-use crate::{Result, StorageError, ambient, host};
+use crate::{Result, StorageError, deadline, host};
 
+/// Time before the deadline of the call in which no attempt begins: it is for the response.
+const RESERVE: Duration = Duration::from_millis(500);
 /// Shortest pause between two attempts.
 const MIN_INTERVAL: Duration = Duration::from_millis(1);
 
@@ -34,8 +37,8 @@ pub fn sleep(pause: Duration) {
 }
 
 /// Runs `attempt` until it returns a value, with a pause of `interval` between two attempts, for at most
-/// `limit`. The first attempt runs at once. The time of the attempts counts, and a pause that would end after
-/// the limit is not begun.
+/// `limit`, and at most until half a second before the deadline of the call. The first attempt runs at once.
+/// The time of the attempts counts, and a pause that would end after the limit is not begun.
 ///
 /// ```
 /// use std::time::Duration;
@@ -67,17 +70,21 @@ pub fn sleep(pause: Duration) {
 ///
 /// - [`in_progress`](StorageError::in_progress) after the limit, with `interval` as delay.
 /// - The errors of `attempt`. An error that does not tell the state of the operation (kind `unavailable`,
-///   `deadline-exceeded`, `cancelled`, `internal` or `unknown`) is never final, because an earlier call may
-///   have started the operation.
+///   `deadline-exceeded`, `cancelled`, `internal`, `unknown`, `unauthenticated` or `permission-denied`) is
+///   never final, because an earlier call may have started the operation.
 pub fn until<T>(
     interval: Duration,
     limit: Duration,
     attempt: impl FnMut() -> Result<Option<T>>,
 ) -> Result<T> {
-    let start = ambient::now();
-    // The wall clock may be set back, and does not advance without a mock host.
-    let elapsed = |slept: Duration| ambient::now().saturating_sub(start).max(slept);
-    run(interval, |slept| limit.saturating_sub(elapsed(slept)), attempt)
+    let start = deadline::remaining();
+    let remaining = |slept: Duration| {
+        let to_deadline = deadline::remaining();
+        // Without a mock host, the time to the deadline does not change.
+        let elapsed = start.saturating_sub(to_deadline).max(slept);
+        limit.saturating_sub(elapsed).min(to_deadline.saturating_sub(RESERVE))
+    };
+    run(interval, remaining, attempt)
 }
 
 /// [`until`] with the remaining time as a function, which is called after each attempt. An attempt of the
@@ -123,7 +130,7 @@ fn run<T>(
     let interval = interval.max(MIN_INTERVAL);
     let mut slept = Duration::ZERO;
     loop {
-        if let Some(value) = attempt().map_err(StorageError::not_final_without_response)? {
+        if let Some(value) = attempt().map_err(StorageError::not_final_without_answer)? {
             return Ok(value);
         }
         if remaining(slept) < interval {
@@ -140,6 +147,7 @@ fn run<T>(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::ambient;
     use crate::{ErrorKind, Finality, mock::MockHost};
 
     const SECOND: Duration = Duration::from_secs(1);
@@ -165,6 +173,22 @@ mod tests {
     }
 
     #[test]
+    fn no_attempt_begins_shortly_before_the_deadline() {
+        let host = MockHost::new().install();
+        host.set_deadline(Duration::from_millis(3_400));
+        let mut attempts = 0;
+        let error = until(SECOND, 60 * SECOND, || {
+            attempts += 1;
+            Ok(None::<()>)
+        });
+        assert_eq!(
+            (error.unwrap_err().finality, attempts),
+            (Finality::InProgress, 3),
+            "at 0, 1 and 2 seconds"
+        );
+    }
+
+    #[test]
     fn the_limit_holds_although_the_clock_stands_still() {
         let mut attempts = 0;
         let error = until(Duration::ZERO, 5 * MIN_INTERVAL, || {
@@ -175,12 +199,13 @@ mod tests {
     }
 
     #[test]
-    fn an_attempt_without_a_response_is_never_final() {
+    fn an_attempt_without_an_answer_is_never_final() {
         let _host = MockHost::new().install();
         let finality = |error: StorageError| {
             until(SECOND, SECOND, || Err::<Option<()>, _>(error.clone())).unwrap_err().finality
         };
         assert_eq!(finality(StorageError::unavailable("?").without_effect()), Finality::Unknown);
+        assert_eq!(finality(StorageError::unauthenticated("?")), Finality::Unknown);
         assert_eq!(finality(StorageError::resource_exhausted("the creation failed")), Finality::Final);
     }
 }

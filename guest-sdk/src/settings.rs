@@ -31,13 +31,14 @@ pub fn all() -> BTreeMap<String, String> {
     host::settings().into_iter().collect()
 }
 
-/// Reads all settings as a type that implements [`Deserialize`](serde::Deserialize). Unknown keys are refused.
+/// Reads all settings as a type that implements [`Deserialize`](serde::Deserialize). Unknown keys are
+/// refused.
 ///
 /// | field | text |
 /// |---|---|
 /// | text, `char` | the text |
 /// | whole number | decimal digits, with a `-` if the type has a sign |
-/// | `f32`, `f64` | a finite number |
+/// | `f32`, `f64` | a finite number in the range of the type, without a `+` |
 /// | `bool` | `true` or `false` |
 /// | enum of variants without data | the name of a variant |
 /// | [`ByteSize`](crate::parameters::ByteSize) | bytes such as `1073741824` or `500Gi` |
@@ -47,8 +48,9 @@ pub fn all() -> BTreeMap<String, String> {
 /// | another struct | several keys: the name of the field, a dot and the name of the inner field |
 ///
 /// The attributes of serde apply, for example `rename_all = "kebab-case"`, and `default` for fields that may
-/// be absent. The attribute `flatten` is not supported: unknown keys could not be refused. The values of a map
-/// are not maps or structs, so a key of a map may have dots.
+/// be absent. A struct with the attribute `flatten` is refused, because its unknown keys could not be
+/// refused. The attribute `expecting` on such a struct hides it from this check, and serde then reads every
+/// text as a text. The values of a map are not maps or structs, so a key of a map may have dots.
 ///
 /// ```
 /// use std::collections::BTreeMap;

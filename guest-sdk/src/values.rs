@@ -3,7 +3,7 @@
 //! The type tells the deserializer what it expects, so a text is parsed as a number or a list only where the
 //! type has one. A key with a dot belongs to the field before the dot, which is a map or another struct.
 
-use std::fmt;
+use std::{fmt, str::FromStr};
 
 use serde::{
     de::{
@@ -81,6 +81,10 @@ pub(crate) fn from_pairs<T: DeserializeOwned>(kind: KeyKind, pairs: KeyValues) -
         ValueError::Expected(expected) => kind.error(format!("the {}s are not {expected}", kind.name)),
         ValueError::Custom(reason) => kind.error(format!("the {}s are not valid: {reason}", kind.name)),
         ValueError::KeyBelowText(key) => kind.unknown(&key, [].into_iter()),
+        ValueError::Flattened(name) => kind.error(format!(
+            "the {}s cannot be read: {name} has a field with the attribute `flatten`, which is not supported",
+            kind.name
+        )),
     })
 }
 
@@ -103,6 +107,8 @@ enum ValueError {
     Custom(String),
     /// This key of the struct being read is below a field that is neither a map nor a struct.
     KeyBelowText(String),
+    /// This struct has a field with the attribute `flatten`.
+    Flattened(String),
 }
 
 impl ValueError {
@@ -117,7 +123,8 @@ impl ValueError {
             | Self::Unknown { .. }
             | Self::Invalid { .. }
             | Self::Unreadable { .. }
-            | Self::KeyBelowText(_)) => other,
+            | Self::KeyBelowText(_)
+            | Self::Flattened(_)) => other,
         }
     }
 }
@@ -195,7 +202,8 @@ impl<'de> Table<'de> {
     }
 }
 
-/// The key after a field and a dot, or nothing if the key is the field. `None` if the key is not of the field.
+/// The key after a field and a dot, or nothing if the key is the field. `None` if the key is not of the
+/// field.
 fn rest_of_key<'a>(key: &'a str, field: &str) -> Option<&'a str> {
     match key.strip_prefix(field)? {
         "" => Some(""),
@@ -229,7 +237,8 @@ impl<'de> Deserializer<'de> for Table<'de> {
             | ValueError::Invalid { .. }
             | ValueError::Unreadable { .. }
             | ValueError::Expected(_)
-            | ValueError::Custom(_)) => other,
+            | ValueError::Custom(_)
+            | ValueError::Flattened(_)) => other,
         })
     }
 
@@ -252,9 +261,19 @@ impl<'de> Deserializer<'de> for Table<'de> {
         visitor.visit_newtype_struct(self)
     }
 
+    /// Reads a map. Serde also reads a struct with a flattened field as a map, without its fields: unknown
+    /// keys could not be refused, and no text would be read as a number.
+    fn deserialize_map<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, ValueError> {
+        let expected = (&visitor as &dyn Expected).to_string();
+        if expected.starts_with("struct ") {
+            return Err(ValueError::Flattened(expected));
+        }
+        self.deserialize_any(visitor)
+    }
+
     forward_to_deserialize_any! {
         bool i8 i16 i32 i64 i128 u8 u16 u32 u64 u128 f32 f64 char str string bytes byte_buf option unit
-        unit_struct seq tuple tuple_struct map enum identifier ignored_any
+        unit_struct seq tuple tuple_struct enum identifier ignored_any
     }
 }
 
@@ -325,14 +344,35 @@ impl<'de> Value<'de> {
     }
 }
 
-/// Reads a number of one type.
+/// Parses a number. The parsers of Rust accept a `+`, which is no part of the documented form.
+fn parse_number<T: FromStr>(text: &str) -> Option<T> {
+    if text.starts_with('+') { None } else { text.parse().ok() }
+}
+
+/// Reads a whole number of one type.
 macro_rules! numbers {
     ($($method:ident $visit:ident $number:ty)*) => {$(
         fn $method<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, ValueError> {
-            match self.text()?.parse::<$number>() {
-                Ok(number) => visitor.$visit(number),
-                Err(_) => Err(ValueError::Expected(format!(
+            match parse_number::<$number>(self.text()?) {
+                Some(number) => visitor.$visit(number),
+                None => Err(ValueError::Expected(format!(
                     "a whole number from {} to {}",
+                    <$number>::MIN,
+                    <$number>::MAX
+                ))),
+            }
+        }
+    )*};
+}
+
+/// Reads a floating-point number of one type. The parsers of Rust return infinity for a text out of range.
+macro_rules! floats {
+    ($($method:ident $visit:ident $number:ty)*) => {$(
+        fn $method<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, ValueError> {
+            match parse_number::<$number>(self.text()?).filter(|number| number.is_finite()) {
+                Some(number) => visitor.$visit(number),
+                None => Err(ValueError::Expected(format!(
+                    "a number from {:e} to {:e}",
                     <$number>::MIN,
                     <$number>::MAX
                 ))),
@@ -357,6 +397,11 @@ impl<'de> Deserializer<'de> for Value<'de> {
         deserialize_u128 visit_u128 u128
     }
 
+    floats! {
+        deserialize_f32 visit_f32 f32
+        deserialize_f64 visit_f64 f64
+    }
+
     fn deserialize_any<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, ValueError> {
         if self.text.is_none() && !self.entries.is_empty() {
             return self.deserialize_map(visitor);
@@ -369,17 +414,6 @@ impl<'de> Deserializer<'de> for Value<'de> {
             "true" => visitor.visit_bool(true),
             "false" => visitor.visit_bool(false),
             _ => Err(ValueError::unknown_variant("", &["true", "false"])),
-        }
-    }
-
-    fn deserialize_f32<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, ValueError> {
-        self.deserialize_f64(visitor)
-    }
-
-    fn deserialize_f64<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, ValueError> {
-        match self.text()?.parse::<f64>().ok().filter(|number| number.is_finite()) {
-            Some(number) => visitor.visit_f64(number),
-            None => Err(ValueError::Expected("a number".to_owned())),
         }
     }
 
@@ -417,7 +451,7 @@ impl<'de> Deserializer<'de> for Value<'de> {
     }
 
     fn deserialize_map<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, ValueError> {
-        self.into_table("NAME")?.deserialize_any(visitor)
+        self.into_table("NAME")?.deserialize_map(visitor)
     }
 
     fn deserialize_struct<V: Visitor<'de>>(
@@ -481,7 +515,8 @@ impl<'de> SeqAccess<'de> for Items<'de> {
             | ValueError::Invalid { .. }
             | ValueError::Unreadable { .. }
             | ValueError::Custom(_)
-            | ValueError::KeyBelowText(_)) => other,
+            | ValueError::KeyBelowText(_)
+            | ValueError::Flattened(_)) => other,
         })
     }
 

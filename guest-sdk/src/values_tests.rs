@@ -112,7 +112,11 @@ fn an_invalid_value_is_named_with_its_key_and_the_expected_form() {
         ("small",         "128",       "a whole number from -128 to 127"),
         ("large",         "-1",        "a whole number from 0 to 18446744073709551615"),
         ("large",         "",          "a whole number from 0 to 18446744073709551615"),
-        ("share",         "inf",       "a number"),
+        ("small",         "+5",        "a whole number from -128 to 127"),
+        ("large",         "+5",        "a whole number from 0 to 18446744073709551615"),
+        ("share",         "inf",       "a number from -3.4028235e38 to 3.4028235e38"),
+        ("share",         "1e39",      "a number from -3.4028235e38 to 3.4028235e38"),
+        ("share",         "+0.5",      "a number from -3.4028235e38 to 3.4028235e38"),
         ("enabled",       "yes",       r#""true" or "false""#),
         ("tier",          "fast",      r#""cheap", "default" or "very-fast""#),
         ("size",          "1GB",       "bytes such as 1073741824 or 500Gi"),
@@ -191,4 +195,24 @@ fn an_error_is_final_unless_the_call_has_changed_something() {
     };
     assert_eq!((error(false).kind, error(false).finality), (ErrorKind::FailedPrecondition, Finality::Final));
     assert_eq!(error(true).finality, Finality::Unknown);
+}
+
+#[test]
+fn a_struct_with_flattened_fields_is_refused() {
+    #[derive(Debug, Deserialize)]
+    #[expect(dead_code, reason = "only errors are tested")]
+    struct Flattened {
+        #[serde(flatten)]
+        array: Array,
+    }
+    #[derive(Debug, Deserialize)]
+    #[expect(dead_code, reason = "only errors are tested")]
+    struct Outer {
+        inner: Flattened,
+    }
+    let expected = "the settings cannot be read: struct Flattened has a field with the attribute `flatten`, \
+                    which is not supported";
+    assert_eq!(message::<Flattened>(&[("url", "u")]), expected);
+    assert_eq!(message::<Flattened>(&[]), expected);
+    assert_eq!(message::<Outer>(&[("inner.url", "u")]), expected);
 }

@@ -7,10 +7,11 @@ use std::{
 
 use crate::{
     bindings::cofferdam::storage::{
-        ambient, http as wire, log as lines, pool, reveal as reveals, secrets, session, settings as section,
-        state, types,
+        ambient, deadline, http as wire, log as lines, pool, reveal as reveals, secrets, session,
+        settings as section, sign as wire_sign, state, types,
     },
     http::{Authorization, HttpError, Request, Response, UserName},
+    sign::{Algorithm, Key, Part},
 };
 
 /// The import's secret handle.
@@ -38,6 +39,31 @@ pub(crate) fn now_ms() -> u64 {
 
 pub(crate) fn random_bytes(length: u32) -> Vec<u8> {
     ambient::random_bytes(length)
+}
+
+pub(crate) fn remaining_ms() -> u64 {
+    deadline::remaining_ms()
+}
+
+pub(crate) fn hmac(
+    algorithm: Algorithm,
+    key: &Key<'_>,
+    messages: &[Vec<u8>],
+) -> Result<Vec<u8>, wire_sign::SignError> {
+    let Key { secret, encoding, prefix } = key;
+    let key = wire_sign::Key { secret: secret.handle(), encoding: *encoding, prefix: prefix.clone() };
+    wire_sign::hmac(algorithm, &key, messages)
+}
+
+pub(crate) fn digest(algorithm: Algorithm, parts: &[Part<'_>]) -> Vec<u8> {
+    let parts: Vec<_> = parts
+        .iter()
+        .map(|part| match part {
+            Part::Bytes(bytes) => wire_sign::Part::Bytes(bytes.to_vec()),
+            Part::Secret(secret) => wire_sign::Part::Secret(secret.handle()),
+        })
+        .collect();
+    wire_sign::digest(algorithm, &parts)
 }
 
 pub(crate) fn sleep(pause: Duration) {

@@ -9,10 +9,12 @@ use crate::{
         log::Level,
         pool::{self, PoolError},
         session::{Acquired, Generation, SessionError},
+        sign::SignError,
         state::{Change, Entry, Page, StateError, Version},
     },
     http::{Failure, HttpError, Request, Response},
-    mock::{self, MockHost, MockSecret as MockHandle},
+    mock::{self, MockHost, MockSecret as MockHandle, hashes},
+    sign::{Algorithm, Encoding, Key, Part},
 };
 
 /// The mock's secret handle.
@@ -42,6 +44,33 @@ pub(crate) fn now_ms() -> u64 {
 
 pub(crate) fn random_bytes(length: u32) -> Vec<u8> {
     mock::current().unwrap_or_default().random_bytes(length)
+}
+
+pub(crate) fn remaining_ms() -> u64 {
+    mock::current().unwrap_or_default().remaining_ms()
+}
+
+pub(crate) fn hmac(algorithm: Algorithm, key: &Key<'_>, messages: &[Vec<u8>]) -> Result<Vec<u8>, SignError> {
+    let text = key.secret.handle().text();
+    let secret = match key.encoding {
+        Encoding::Text => Some(text.as_bytes().to_vec()),
+        Encoding::Base64 => hashes::decode_base64(text),
+        Encoding::Hex => hashes::decode_hex(text),
+    };
+    let secret = secret.ok_or(SignError::InvalidSecret(key.encoding))?;
+    if messages.is_empty() {
+        return Err(SignError::NoMessage);
+    }
+    let first = [key.prefix.as_slice(), &secret].concat();
+    Ok(messages.iter().fold(first, |key, message| hashes::hmac(algorithm, &key, message)))
+}
+
+pub(crate) fn digest(algorithm: Algorithm, parts: &[Part<'_>]) -> Vec<u8> {
+    let bytes = |part: &Part<'_>| match part {
+        Part::Bytes(bytes) => bytes.to_vec(),
+        Part::Secret(secret) => secret.handle().text().as_bytes().to_vec(),
+    };
+    hashes::digest(algorithm, &parts.iter().flat_map(bytes).collect::<Vec<_>>())
 }
 
 pub(crate) fn sleep(pause: Duration) {

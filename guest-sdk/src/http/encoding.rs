@@ -1,6 +1,6 @@
 //! Percent-encoding of path segments, query parameters and form bodies.
 
-use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, percent_decode_str, utf8_percent_encode};
+use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, percent_decode_str, percent_encode, utf8_percent_encode};
 
 /// Percent-encoding set: every character except the unreserved characters of RFC 3986.
 const ESCAPED: AsciiSet = NON_ALPHANUMERIC.remove(b'-').remove(b'.').remove(b'_').remove(b'~');
@@ -40,16 +40,29 @@ fn push_pair(text: &mut String, key: &str, value: &str) {
     text.extend(utf8_percent_encode(value, &ESCAPED));
 }
 
+/// Sorts the pairs of a query by their encoded forms. The escapes become canonical without a change of the
+/// bytes they stand for, which need not be UTF-8.
+pub(super) fn canonical_query(text: &str) -> String {
+    let encode = |text: &str| {
+        let bytes: Vec<u8> = percent_decode_str(text).collect();
+        percent_encode(&bytes, &ESCAPED).to_string()
+    };
+    let mut pairs: Vec<_> = split_query(text).map(|(key, value)| (encode(key), encode(value))).collect();
+    pairs.sort_unstable();
+    let pairs: Vec<_> = pairs.into_iter().map(|(key, value)| format!("{key}={value}")).collect();
+    pairs.join("&")
+}
+
+/// The encoded pairs of a query.
+fn split_query(text: &str) -> impl Iterator<Item = (&str, &str)> {
+    let pairs = text.split('&').filter(|pair| !pair.is_empty());
+    pairs.map(|pair| pair.split_once('=').unwrap_or((pair, "")))
+}
+
 /// Decodes the pairs of a query. A `+` is a plus sign, as in RFC 3986. Invalid UTF-8 is replaced.
 pub(crate) fn decode_query(text: &str) -> Vec<(String, String)> {
     let decode = |text: &str| percent_decode_str(text).decode_utf8_lossy().into_owned();
-    let pairs = text.split('&').filter(|pair| !pair.is_empty());
-    pairs
-        .map(|pair| {
-            let (key, value) = pair.split_once('=').unwrap_or((pair, ""));
-            (decode(key), decode(value))
-        })
-        .collect()
+    split_query(text).map(|(key, value)| (decode(key), decode(value))).collect()
 }
 
 /// Decodes the pairs of a body of `application/x-www-form-urlencoded`, where a `+` is a space.

@@ -4,7 +4,7 @@ use std::{collections::BTreeMap, fmt};
 
 use super::{
     Failure, HttpError, Method,
-    encoding::{decode_query, encode_pairs, push_query},
+    encoding::{canonical_query, decode_query, push_query},
 };
 use crate::{ErrorKind, Finality, Result, StorageError, digest::sha256_hex};
 
@@ -105,20 +105,17 @@ impl FinishedRequest<'_> {
         self.parts().query
     }
 
-    /// The decoded parameters of the query, in order. A `+` is a plus sign, not a space.
+    /// The decoded parameters of the query, in order. A `+` is a plus sign, not a space. Bytes that are not
+    /// UTF-8 are replaced.
     pub fn query_pairs(&self) -> Vec<(String, String)> {
         decode_query(self.query())
     }
 
     /// The query in canonical form: each parameter with a `=`, percent-encoded like
-    /// [`encode`](super::encode), and sorted by encoded name, then by encoded value.
+    /// [`encode`](super::encode), and sorted by encoded name, then by encoded value. Escapes of bytes that
+    /// are not UTF-8 remain, with upper-case digits.
     pub fn canonical_query(&self) -> String {
-        let encoded = encode_pairs(&self.query_pairs());
-        let mut pairs: Vec<_> = encoded.split('&').map(|pair| pair.split_once('=')).collect();
-        pairs.sort_unstable();
-        let pairs: Vec<_> =
-            pairs.into_iter().flatten().map(|(name, value)| format!("{name}={value}")).collect();
-        pairs.join("&")
+        canonical_query(self.query())
     }
 
     /// The headers that the backend has set, in order.
@@ -133,9 +130,9 @@ impl FinishedRequest<'_> {
         found.map(|(_, value)| value.as_str())
     }
 
-    /// The headers in canonical form, including `host`: names in lower case and sorted, white space at the
-    /// ends of values removed and inside of them reduced to one space, several values of one name joined with
-    /// commas.
+    /// The headers in canonical form, including `host`: names in lower case and sorted, spaces and tabs at
+    /// the ends of values removed and inside of them reduced to one space, several values of one name joined
+    /// with commas.
     ///
     /// ```
     /// use cofferdam_guest::http::Request;
@@ -151,7 +148,8 @@ impl FinishedRequest<'_> {
     pub fn canonical_headers(&self) -> BTreeMap<String, String> {
         let mut canonical = BTreeMap::from([("host".to_owned(), self.host())]);
         for (name, value) in self.headers.iter() {
-            let value = value.split_whitespace().collect::<Vec<_>>().join(" ");
+            let words = value.split([' ', '\t']).filter(|word| !word.is_empty());
+            let value = words.collect::<Vec<_>>().join(" ");
             canonical
                 .entry(name.to_ascii_lowercase())
                 .and_modify(|values| {

@@ -53,6 +53,8 @@ fn a_canonical_query_is_sorted_and_encoded() {
         ("a-=2&a=1",            "a=1&a-=2"),
         ("a=x:y&b=a+b&c=%7e",   "a=x%3Ay&b=a%2Bb&c=~"),
         ("&&k==v&",             "k=%3Dv"),
+        ("a=%ff&%fE=%c3%a4ä",   "%FE=%C3%A4%C3%A4&a=%FF"),
+        ("a=%&b=%4",            "a=%25&b=%254"),
     ];
     for (query, canonical) in table {
         let url = format!("http://array/?{query}");
@@ -130,4 +132,18 @@ fn a_hook_can_use_the_imports() {
         Ok(())
     });
     date.send().unwrap();
+}
+
+#[test]
+fn canonical_headers_collapse_only_spaces_and_tabs() {
+    let request =
+        Request::get("http://a/").header("x-a", "\t 1 \t 2\u{a0}\u{2003} ").header("x-b", " \u{a0}");
+    let seen = Cell::new(None);
+    let request = request.sign_with(|request| {
+        seen.set(Some(request.canonical_headers()));
+        Ok(())
+    });
+    let _ = request.send();
+    let seen = seen.into_inner().unwrap();
+    assert_eq!((seen["x-a"].as_str(), seen["x-b"].as_str()), ("1 2\u{a0}\u{2003}", "\u{a0}"));
 }

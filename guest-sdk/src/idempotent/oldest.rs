@@ -4,8 +4,8 @@ use std::time::Duration;
 
 use crate::{Finality, Result, StorageError, ambient, poll};
 
-/// Largest assumed difference between the clocks of this host and of the storage. An item that is older than
-/// this and the settle time needs no second listing.
+/// Largest difference between the clocks of this host and of the storage that [`oldest_wins`] allows. An item
+/// that is older than this and the settle time needs no second listing.
 const MAX_CLOCK_DIFFERENCE: Duration = Duration::from_secs(300);
 
 /// An item of the storage that calls for one name have created.
@@ -37,15 +37,20 @@ impl<T> Candidate<T> {
 }
 
 /// Returns the oldest item that calls for a name have created, or creates one, in storage that gives ids
-/// (`vol-0ab...`) and accepts several items of one name. All other items of the name are deleted. Two items of
-/// the same age are ordered by id, so all calls choose the same item.
+/// (`vol-0ab...`) and accepts several items of one name. All other items of the name are deleted. Two items
+/// of the same age are ordered by id, so all calls choose the same item.
 ///
-/// - `list` returns all items of the name, which a tag or description of each item records. It must not return
-///   items of other origin: they would be deleted.
+/// - `list` returns all items of the name, which a tag or description of each item records. It must not
+///   return items of other origin: they would be deleted. The tag therefore includes the [cluster
+///   id](crate::Owner::cluster_id) of the owner, because two clusters may share an account. A driver whose
+///   requests have no owner takes another name of the cluster, such as a setting.
 /// - `check` compares the oldest item with the request; [`ExistingComparison`](super::ExistingComparison)
 ///   helps.
 /// - `create` creates an item and returns its id.
 /// - `delete` deletes an item, and succeeds if the item does not exist.
+///
+/// The clocks of this host and of the storage may differ by at most 5 minutes. With a larger difference, a
+/// call may return a new item before an older one is listed.
 ///
 /// `settle` is the longest time after which an item that may count as older than another one is still missing
 /// from `list`. It is the sum of
@@ -54,27 +59,30 @@ impl<T> Candidate<T> {
 /// - the difference between the clocks of the storage's servers, and
 /// - the delay until a created item is listed.
 ///
-/// The call waits for `settle` after it has created an item, so that it sees every item that may win. With a
-/// `settle` that is too short, two calls at the same time may return different items, and one of them deletes
-/// the item of the other.
+/// The call waits for `settle` after it has created an item, and after it has found one that is not much
+/// older, so that it sees every item that may win. With a `settle` that is too short, two calls at the same
+/// time may return different items, and one of them deletes the item of the other.
 ///
-/// A request whose response is lost, and which the storage executes after a later call has returned, leaves an
-/// item behind. A [lease](crate::lease) that outlives the time limit of the request keeps such a later call
-/// back.
+/// A request whose response is lost, and which the storage executes after a later call has returned, leaves
+/// an item behind. A [lease](crate::lease) that outlives the time limit of the request keeps such a later
+/// call back.
 ///
 /// ```
 /// use std::time::Duration;
 ///
 /// use cofferdam_guest::{
-///     Result, http::{Method, Request, Response}, idempotent::{self, Candidate, ExistingComparison}, mock,
+///     Owner, ReclaimPolicy, Result, http::{Method, Request, Response},
+///     idempotent::{self, Candidate, ExistingComparison}, mock,
 /// };
 ///
-/// fn create(name: &str, bytes: u64) -> Result<String> {
+/// fn create(name: &str, owner: &Owner, bytes: u64) -> Result<String> {
 ///     let settle = Duration::from_secs(2);
+///     // An item of the same name may belong to another cluster.
+///     let tag = format!("{}/{name}", owner.cluster_id);
 ///     let found = idempotent::oldest_wins(
 ///         settle,
 ///         || {
-///             let response = Request::get("http://cloud/volumes").query("tag", name).send()?;
+///             let response = Request::get("http://cloud/volumes").query("tag", &tag).send()?;
 ///             let found: Vec<(String, u64, u64)> = response.ok_or(|_| None)?.json()?;
 ///             let candidate = |(id, created_ms, bytes): (String, u64, u64)| {
 ///                 Candidate::new(id.clone(), Duration::from_millis(created_ms), (id, bytes))
@@ -83,7 +91,7 @@ impl<T> Candidate<T> {
 ///         },
 ///         |(_, found)| ExistingComparison::new("volume", name).equal("size", found, &bytes).check(),
 ///         || {
-///             let request = Request::post("http://cloud/volumes").json(&(name, bytes))?;
+///             let request = Request::post("http://cloud/volumes").json(&(&tag, bytes))?;
 ///             request.send()?.ok_or(|_| None)?.json()
 ///         },
 ///         |candidate| {
@@ -105,16 +113,23 @@ impl<T> Candidate<T> {
 ///     .on(Method::Post, "http://cloud/", |_| Ok(Response::new(201).with_body("\"vol-2\"")))
 ///     .on(Method::Delete, "http://cloud/volumes/vol-2", |_| Ok(Response::new(204)))
 ///     .install();
-/// assert_eq!(create("pvc-1", 8).unwrap(), "vol-1");
+/// let owner = Owner {
+///     cluster_id: "cluster-1".to_owned(),
+///     claim_uid: "1".to_owned(),
+///     pv_name: "pvc-1".to_owned(),
+///     reclaim_policy: ReclaimPolicy::Delete,
+/// };
+/// assert_eq!(create("pvc-1", &owner, 8).unwrap(), "vol-1");
+/// assert_eq!(host.requests()[0].url, "http://cloud/volumes?tag=cluster-1%2Fpvc-1");
 /// assert_eq!(host.requests().last().unwrap().url, "http://cloud/volumes/vol-2");
 /// ```
 ///
 /// # Errors
 ///
 /// - The errors of the functions. An error that may leave an item behind is never final: one of `list` that
-///   does not tell which items exist, one after `create` has succeeded, and one of `delete`. After a final
-///   error of `create`, the items are listed again. If there is one, a `create` of an earlier call whose
-///   response was lost has made it, and it is returned.
+///   does not tell which items exist (such as `unavailable` or `permission-denied`), one after `create` has
+///   succeeded, and one of `delete`. After a final error of `create`, the items are listed again. If there is
+///   one, a `create` of an earlier call whose response was lost has made it, and it is returned.
 /// - [`in_progress`](StorageError::in_progress) if the created item is not listed after `settle`.
 ///
 /// An error of `check` is returned after all other items are deleted, so it is final if `check` made it so.
@@ -125,15 +140,11 @@ pub fn oldest_wins<T>(
     create: impl FnOnce() -> Result<String>,
     mut delete: impl FnMut(&Candidate<T>) -> Result<()>,
 ) -> Result<T> {
-    let found = list().map_err(StorageError::not_final_without_response)?;
-    let candidates = match found.iter().map(|candidate| candidate.created_at).min() {
-        Some(oldest) if is_settled(oldest, settle) => found,
-        Some(_) => {
-            // An older item may exist that is not listed yet.
-            poll::sleep(settle);
-            list().map_err(StorageError::after_change)?
-        }
-        None => create_and_list(settle, &mut list, create)?,
+    let found = list().map_err(StorageError::not_final_without_answer)?;
+    let candidates = if found.is_empty() {
+        create_and_list(settle, &mut list, create)?
+    } else {
+        list_settled(settle, found, &mut list)?
     };
     let mut candidates = candidates.into_iter();
     let Some(mut oldest) = candidates.next() else {
@@ -150,7 +161,20 @@ pub fn oldest_wins<T>(
     check(&oldest.item).map(|()| oldest.item)
 }
 
-/// Creates an item and returns all items of the name, of which there is at least one.
+/// Returns the items that were found, or all items after `settle` if an older one may not be listed yet.
+fn list_settled<T>(
+    settle: Duration,
+    found: Vec<Candidate<T>>,
+    list: impl FnOnce() -> Result<Vec<Candidate<T>>>,
+) -> Result<Vec<Candidate<T>>> {
+    if found.iter().any(|candidate| is_settled(candidate.created_at, settle)) {
+        return Ok(found);
+    }
+    poll::sleep(settle);
+    list().map_err(StorageError::after_change)
+}
+
+/// Creates an item and returns all items of the name. There is none only if other calls delete them.
 fn create_and_list<T>(
     settle: Duration,
     mut list: impl FnMut() -> Result<Vec<Candidate<T>>>,
@@ -170,7 +194,8 @@ fn create_and_list<T>(
         // Either the listing is late, or a call that found an older item has deleted this one.
         Ok(id) => Err(StorageError::in_progress(format!("the created item {id:?} is not listed"))),
         Err(error) if found.is_empty() => Err(error),
-        Err(_) => Ok(found),
+        // Other calls have created the items, perhaps after the refusal. An older one may not be listed yet.
+        Err(_) => list_settled(settle, found, list),
     }
 }
 

@@ -197,11 +197,15 @@ fn no_error_after_a_creation_is_final() {
 }
 
 #[test]
-fn a_first_listing_without_a_response_is_never_final() {
+fn a_first_listing_without_an_answer_is_never_final() {
     let (_host, cloud) = (MockHost::new().install(), Cloud::new());
     cloud.next_list_error.replace(Some(StorageError::unavailable("?").without_effect()));
     assert_eq!(cloud.call(8).unwrap_err().finality, Finality::Unknown);
-    cloud.next_list_error.replace(Some(StorageError::unauthenticated("?")));
+    for refusal in [StorageError::unauthenticated("?"), StorageError::permission_denied("?")] {
+        cloud.next_list_error.replace(Some(refusal));
+        assert_eq!(cloud.call(8).unwrap_err().finality, Finality::Unknown);
+    }
+    cloud.next_list_error.replace(Some(StorageError::failed_precondition("no secret")));
     assert_eq!(cloud.call(8).unwrap_err().finality, Finality::Final);
     assert_eq!(cloud.created.get(), 0);
 }
@@ -224,4 +228,19 @@ fn a_created_item_that_is_not_listed_in_time_leaves_the_call_in_progress() {
     let _host = MockHost::new().install();
     let error = oldest_wins(SETTLE, || Ok(vec![]), |_: &()| Ok(()), || Ok("vol-1".to_owned()), |_| Ok(()));
     assert_eq!(error.unwrap_err().finality, Finality::InProgress);
+}
+
+#[test]
+fn after_a_refusal_a_call_waits_until_an_older_item_would_be_listed() {
+    let (host, cloud) = (MockHost::new().install(), Cloud::new());
+    let start = ambient::now();
+    assert_eq!(start.subsec_millis(), 0);
+    // Another process creates two items in the same second, after the refusal. The first one is listed when
+    // this call lists again, but the second one wins the tie.
+    for (number, millis) in [(8, 1200), (7, 1800)] {
+        cloud.items.borrow_mut().push((id(number), start + Duration::from_millis(millis), 8));
+    }
+    host.advance(Duration::from_millis(500));
+    cloud.refusal.replace(Some(StorageError::resource_exhausted("quota")));
+    assert_eq!((cloud.call(8), cloud.ids()), (Ok(id(7)), vec![id(7)]));
 }

@@ -24,10 +24,11 @@ pub enum TokenOutcome<T> {
 /// The creation tokens of a name, for storage that executes requests with the same token once, such as the
 /// `ClientToken` of EC2 or the `clientToken` of many other clouds.
 ///
-/// A token remains used up after the item is deleted: a repeated request returns the deleted item, or an error
-/// such as `IdempotentParameterMismatch`. Each name therefore has a sequence of tokens, its generations.
-/// [`find_or_create`](Self::find_or_create) takes the first one that is not used up. The sequence is always
-/// the same, so two calls at the same time use the same token, and the storage creates one item.
+/// A token remains used up after the item is deleted: a repeated request returns the deleted item, or an
+/// error such as `IdempotentParameterMismatch`. Each name therefore has a sequence of tokens, its
+/// generations. [`find_or_create`](Self::find_or_create) takes the first one that is not used up. The
+/// sequence is always the same, so two calls at the same time use the same token, and the storage creates one
+/// item.
 ///
 /// ```
 /// use std::time::Duration;
@@ -95,15 +96,15 @@ impl<'a> CreationTokens<'a> {
     /// storage whose lookups show every created item.
     ///
     /// [`find_or_create`](Self::find_or_create) waits for this time before it takes a token as used up by a
-    /// deleted item. With a time that is too short, an item that `find` does not show yet may get a second one
-    /// beside it.
+    /// deleted item, once in a call. With a time that is too short, an item that `find` does not show yet may
+    /// get a second one beside it.
     pub fn settle(mut self, settle: Duration) -> Self {
         self.settle = settle;
         self
     }
 
-    /// The token of a generation, counted from 0: 32 hexadecimal digits. It is the same in every version of the
-    /// SDK, so that an upgraded driver finds the items of earlier calls.
+    /// The token of a generation, counted from 0: 32 hexadecimal digits. It is the same in every version of
+    /// the SDK, so that an upgraded driver finds the items of earlier calls.
     ///
     /// ```
     /// use cofferdam_guest::idempotent::CreationTokens;
@@ -122,34 +123,46 @@ impl<'a> CreationTokens<'a> {
 
     /// Returns the item of the name, or creates it with the first token that is not used up.
     ///
-    /// `check` compares an item that exists with the request; [`ExistingComparison`](super::ExistingComparison)
-    /// helps. It also applies to an item that `create` returns, because an earlier request with the same token
-    /// may have created it. `create` must not report [`TokenOutcome::UsedUp`] if the item may still be created.
+    /// `check` compares an item that exists with the request;
+    /// [`ExistingComparison`](super::ExistingComparison) helps. It also applies to an item that `create`
+    /// returns, because an earlier request with the same token may have created it. `create` must not report
+    /// [`TokenOutcome::UsedUp`] if the item may still be created.
+    ///
+    /// Every call starts with the first token. Each token that is used up costs one `create` and one `find`.
+    /// The call waits for the [settle](Self::settle) time once: after the first used-up token, or after a
+    /// final error of `create`. The wait covers all items that earlier calls have created. It does not cover
+    /// an item of other arguments that another call creates meanwhile: that item may get a second one beside
+    /// it.
     ///
     /// # Errors
     ///
     /// - The errors of `find`, `check` and `create`. An error of `find` that does not tell whether the item
-    ///   exists is never final. After a final error of `create`, `find` runs again, so that an item of an
-    ///   earlier call whose response was lost is returned in place of the error.
-    /// - [`unavailable`](StorageError::unavailable) if 16 tokens are used up. The storage forgets tokens after
-    ///   some time, so the outcome is unknown and the call can be repeated.
+    ///   exists, such as `unavailable` or `permission-denied`, is never final. After a final error of
+    ///   `create`, `find` runs again, so that an item of an earlier call whose response was lost is returned
+    ///   in place of the error.
+    /// - [`unavailable`](StorageError::unavailable) if 16 tokens are used up. The storage forgets tokens
+    ///   after some time, so the outcome is unknown and the call can be repeated.
     pub fn find_or_create<T>(
         &self,
         mut find: impl FnMut() -> Result<Option<T>>,
         check: impl FnOnce(&T) -> Result<()>,
         mut create: impl FnMut(&str) -> Result<TokenOutcome<T>>,
     ) -> Result<T> {
-        let mut find = || find().map_err(StorageError::not_final_without_response);
+        let mut find = || find().map_err(StorageError::not_final_without_answer);
         let checked = |item: T| check(&item).map(|()| item);
+        // One wait shows every item that was created before this call. A wait for each used-up token could
+        // exceed the deadline of every call.
+        let mut pause = self.settle;
+        let mut settle_once = || poll::sleep(std::mem::take(&mut pause));
         for generation in 0..MAX_GENERATIONS {
             if let Some(found) = find()? {
                 return checked(found);
             }
             match create(&self.token(generation)).map_err(StorageError::final_unless_changed) {
                 Ok(TokenOutcome::Created(item)) => return checked(item),
-                Ok(TokenOutcome::UsedUp) => poll::sleep(self.settle),
+                Ok(TokenOutcome::UsedUp) => settle_once(),
                 Err(error) if error.finality == Finality::Final => {
-                    poll::sleep(self.settle);
+                    settle_once();
                     return find()?.map_or(Err(error), checked);
                 }
                 Err(error) => return Err(error),

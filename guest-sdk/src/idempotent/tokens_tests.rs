@@ -158,12 +158,41 @@ fn a_call_tries_a_bounded_number_of_tokens() {
 }
 
 #[test]
-fn a_lookup_without_a_response_is_never_final() {
+fn a_lookup_without_an_answer_is_never_final() {
     let _host = MockHost::new().install();
-    let error = CreationTokens::new("volume", "v").find_or_create(
-        || Err(StorageError::unavailable("?").without_effect()),
-        |()| Ok(()),
-        |_| Ok(TokenOutcome::UsedUp),
+    for lookup in [StorageError::unavailable("?").without_effect(), StorageError::unauthenticated("?")] {
+        let error = CreationTokens::new("volume", "v").find_or_create(
+            || Err(lookup.clone()),
+            |()| Ok(()),
+            |_| Ok(TokenOutcome::UsedUp),
+        );
+        assert_eq!(error.unwrap_err().finality, Finality::Unknown);
+    }
+}
+
+#[test]
+fn a_call_waits_once_however_many_tokens_are_used_up() {
+    let (_host, cloud) = (MockHost::new().install(), Cloud::default());
+    for _ in 0..5 {
+        cloud.call(8).unwrap();
+        cloud.delete();
+    }
+    let start = ambient::now();
+    assert_eq!(cloud.call(8), Ok(8));
+    assert_eq!((ambient::now() - start, cloud.existing()), (SETTLE, 1));
+
+    // A refusal after a used-up token is no second wait either.
+    cloud.delete();
+    let start = ambient::now();
+    let creations = Cell::new(0);
+    let full = StorageError::resource_exhausted("quota");
+    let refused = CreationTokens::new("volume", "v").settle(SETTLE).find_or_create(
+        || Ok(None::<u64>),
+        |_| Ok(()),
+        |_| {
+            creations.set(creations.get() + 1);
+            if creations.get() < 3 { Ok(TokenOutcome::UsedUp) } else { Err(full.clone()) }
+        },
     );
-    assert_eq!(error.unwrap_err().finality, Finality::Unknown);
+    assert_eq!((refused, ambient::now() - start), (Err(full), SETTLE));
 }

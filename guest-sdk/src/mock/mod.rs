@@ -38,6 +38,7 @@
 //! Rare events happen on request: [`MockHost::fail_after`], [`MockHost::before_each_commit`], errors of a
 //! mock server, [`MockHost::clear_sessions`], [`MockHost::set_pool_busy`], [`MockHost::set_pool_copying`].
 
+pub(crate) mod hashes;
 mod http;
 mod pool;
 mod session;
@@ -67,6 +68,8 @@ thread_local! {
     static CURRENT: RefCell<Option<MockHost>> = const { RefCell::new(None) };
 }
 
+/// Default time until the deadline of the call, as in the host.
+const DEADLINE_MS: u64 = 60_000;
 /// Default start of the clock: 2026-01-01T12:00:00Z.
 const START_MS: u64 = 1_767_268_800_000;
 const FAILED_ON_PURPOSE: &str = "the instance died";
@@ -89,6 +92,8 @@ struct MockState {
     log_lines: RefCell<Vec<LogLine>>,
     elapsed_ms: Cell<u64>,
     start_ms: Cell<Option<u64>>,
+    /// The deadline of the call, as a time of the clock since its start.
+    deadline_ms: Cell<Option<u64>>,
     rng_state: Cell<u64>,
     calls_left: Cell<Option<u32>>,
     in_call: Cell<bool>,
@@ -321,6 +326,13 @@ impl MockHost {
         self.0.secrets.borrow_mut().insert(name.to_owned(), text.into());
     }
 
+    /// Sets the time from now until the deadline of the call; 60 seconds after the start of the clock by
+    /// default.
+    pub fn set_deadline(&self, remaining: Duration) {
+        let ms = u64::try_from(remaining.as_millis()).unwrap_or(u64::MAX);
+        self.0.deadline_ms.set(Some(self.0.elapsed_ms.get().saturating_add(ms)));
+    }
+
     /// Advances the clock.
     pub fn advance(&self, time: Duration) {
         let ms = u64::try_from(time.as_millis()).unwrap_or(u64::MAX);
@@ -500,6 +512,10 @@ impl MockHost {
 
     pub(crate) fn now_ms(&self) -> u64 {
         self.0.start_ms.get().unwrap_or(START_MS).saturating_add(self.0.elapsed_ms.get())
+    }
+
+    pub(crate) fn remaining_ms(&self) -> u64 {
+        self.0.deadline_ms.get().unwrap_or(DEADLINE_MS).saturating_sub(self.0.elapsed_ms.get())
     }
 
     /// SplitMix64 as published by its author: not suitable for keys, but deterministic for a seed.

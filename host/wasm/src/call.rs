@@ -243,19 +243,19 @@ const MAX_PANIC_CHARS: usize = 200;
 /// The message of a panic in a guest's output, in one line, with its place in the source: of Rust, Go, and C's
 /// `assert`. `None` for other output.
 fn panic_message(output: &str) -> Option<String> {
-    let mut lines = output.lines().map(str::trim);
-    let message = lines.find_map(|line| {
-        if let Some((_, place)) =
-            line.split_once("' panicked at ").or_else(|| line.split_once(") panicked at "))
-        {
-            return Some(format!("panicked at {place}"));
-        }
+    let lines: Vec<&str> = output.lines().map(str::trim).collect();
+    // The panic that ended the call is the last one.
+    let (index, message) = lines.iter().enumerate().rev().find_map(|(index, line)| {
+        let place = line.split_once("' panicked at ").or_else(|| line.split_once(") panicked at "));
         let is_panic = line.starts_with("panic: ") || line.starts_with("Assertion failed: ");
-        is_panic.then(|| line.to_owned())
+        match place {
+            Some((_, place)) => Some((index, format!("panicked at {place}"))),
+            None => is_panic.then(|| (index, (*line).to_owned())),
+        }
     })?;
     // Rust prints the message in the next line.
     let message = match message.strip_suffix(':') {
-        Some(place) => format!("{place}: {}", lines.next().unwrap_or_default()),
+        Some(place) => format!("{place}: {}", lines.get(index + 1).copied().unwrap_or_default()),
         None => message,
     };
     Some(printable(&message.chars().take(MAX_PANIC_CHARS).collect::<String>()))

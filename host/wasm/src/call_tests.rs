@@ -100,6 +100,7 @@ fn the_message_of_a_panic_is_found_in_the_output() {
         ),
         ("Assertion failed: size > 0 (d.c: create: 7)", Some("Assertion failed: size > 0 (d.c: create: 7)")),
         ("thread 'main' panicked at src/lib.rs:1:1:", Some("panicked at src/lib.rs:1:1: ")),
+        ("panic: first\nand\npanic: last", Some("panic: last")),
         ("the array panicked at noon", None),
         ("", None),
     ] {

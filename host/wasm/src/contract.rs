@@ -18,12 +18,16 @@ pub enum Grant {
     Log,
     /// Wall clock and random bytes.
     Ambient,
+    /// The time until the deadline of the call.
+    Deadline,
     /// The backend's settings.
     Settings,
     /// The call's secrets as handles.
     Secrets,
     /// The texts of the call's secrets.
     Reveal,
+    /// Keyed hashes and digests of the call's secrets.
+    Sign,
     /// Logins that outlive a call.
     Session,
     /// HTTP requests to the origins that the operator names.
@@ -36,22 +40,24 @@ pub enum Grant {
 
 impl Grant {
     /// Every grant.
-    pub const ALL: [Self; 9] = [
+    pub const ALL: [Self; 11] = [
         Self::Log,
         Self::Ambient,
+        Self::Deadline,
         Self::Settings,
         Self::Secrets,
         Self::Reveal,
+        Self::Sign,
         Self::Session,
         Self::Http,
         Self::State,
         Self::Pool,
     ];
 
-    /// Default grants: imports without access to the network, to a directory of the host or to the text of
-    /// secrets.
-    pub const DEFAULT: [Self; 6] =
-        [Self::Log, Self::Ambient, Self::Settings, Self::Secrets, Self::Session, Self::State];
+    /// Default grants: imports without access to the network, to a directory of the host, or to the text or a
+    /// hash of secrets.
+    pub const DEFAULT: [Self; 7] =
+        [Self::Log, Self::Ambient, Self::Deadline, Self::Settings, Self::Secrets, Self::Session, Self::State];
 
     /// Advice for the operator on granting this import.
     pub(crate) fn advice(self) -> String {
@@ -64,9 +70,11 @@ impl Grant {
                 .to_owned(),
             Self::Log
             | Self::Ambient
+            | Self::Deadline
             | Self::Settings
             | Self::Secrets
             | Self::Reveal
+            | Self::Sign
             | Self::Session
             | Self::State => {
                 format!("add {self} to its grants, or by --grant where the command has it")
@@ -79,9 +87,11 @@ impl Grant {
         match self {
             Self::Log => "log",
             Self::Ambient => "ambient",
+            Self::Deadline => "deadline",
             Self::Settings => "settings",
             Self::Secrets => "secrets",
             Self::Reveal => "reveal",
+            Self::Sign => "sign",
             Self::Session => "session",
             Self::Http => "http",
             Self::State => "state",

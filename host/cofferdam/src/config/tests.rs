@@ -432,8 +432,8 @@ fn an_invalid_file_is_reported_with_its_line() {
         (
             "grant",
             "[backend.a]\nfile = \"x\"\ngrants = [\"network\"]\n",
-            "FILE:3: backend.a.grants.0: found \"network\", expected one of log, ambient, settings, secrets, \
-             reveal, session, http, state, pool",
+            "FILE:3: backend.a.grants.0: found \"network\", expected one of log, ambient, deadline, \
+             settings, secrets, reveal, sign, session, http, state, pool",
         ),
         (
             "limit",

@@ -4,6 +4,7 @@
 //! The module of each import but `ambient` defines a `…View`: what its import needs during one call.
 
 pub(crate) mod ambient;
+pub(crate) mod deadline;
 pub(crate) mod http;
 pub(crate) mod lock_file;
 pub(crate) mod log;
@@ -11,6 +12,7 @@ pub(crate) mod pool;
 pub(crate) mod secrets;
 pub(crate) mod session;
 pub(crate) mod settings;
+pub(crate) mod sign;
 pub(crate) mod state;
 pub(crate) mod workers;
 
@@ -20,12 +22,14 @@ use wasmtime::component::{Linker, ResourceTable};
 
 use self::{
     ambient::Ambient,
+    deadline::DeadlineView,
     http::{HttpView, client::HttpClient, connect::SystemResolver, policy::OriginPolicy},
     log::{GuestLog, LogView},
     pool::{PoolView, store::Pool},
     secrets::SecretsView,
     session::{Session, SessionStore, SessionView},
     settings::{Settings, SettingsView},
+    sign::SignView,
     state::{StateStore, StateView},
     workers::Workers,
 };
@@ -107,6 +111,14 @@ impl Capabilities {
         SecretsView { secrets: &self.context.secrets, handles: &mut self.handles }
     }
 
+    fn deadline(&self) -> DeadlineView {
+        DeadlineView { deadline: self.context.deadline }
+    }
+
+    fn sign(&self) -> SignView<'_> {
+        SignView { handles: &self.handles }
+    }
+
     fn session(&mut self) -> SessionView<'_> {
         SessionView {
             session: &mut self.session,
@@ -151,9 +163,11 @@ pub(crate) fn link<T: HasCapabilities>(linker: &mut Linker<T>) -> wasmtime::Resu
     wit::types::add_to_linker::<T, SecretsView<'static>>(linker, |data| data.capabilities().secrets())?;
     wit::log::add_to_linker::<T, LogView<'static>>(linker, |data| data.capabilities().log())?;
     wit::ambient::add_to_linker::<T, Ambient>(linker, |_| Ambient)?;
+    wit::deadline::add_to_linker::<T, DeadlineView>(linker, |data| data.capabilities().deadline())?;
     wit::settings::add_to_linker::<T, SettingsView<'static>>(linker, |data| data.capabilities().settings())?;
     wit::secrets::add_to_linker::<T, SecretsView<'static>>(linker, |data| data.capabilities().secrets())?;
     wit::reveal::add_to_linker::<T, SecretsView<'static>>(linker, |data| data.capabilities().secrets())?;
+    wit::sign::add_to_linker::<T, SignView<'static>>(linker, |data| data.capabilities().sign())?;
     wit::session::add_to_linker::<T, SessionView<'static>>(linker, |data| data.capabilities().session())?;
     wit::http::add_to_linker::<T, HttpView<'static>>(linker, |data| data.capabilities().http())?;
     wit::state::add_to_linker::<T, StateView<'static>>(linker, |data| data.capabilities().state())?;

@@ -31,7 +31,9 @@ pub enum OriginError {
     AmbiguousHost,
     /// The host is an address that `addresses` does not contain, or a special one, such as loopback, that
     /// `addresses` does not list as such.
-    #[error("{0} is not allowed as an address; name it in `addresses` if it is meant")]
+    #[error(
+        "{0} is not allowed as an address; name it in `addresses`, or by --origin-address, if it is meant"
+    )]
     DeniedAddress(IpAddr),
     /// The list of addresses is empty.
     #[error("`addresses` is empty: nothing could be reached; expected at least one address or network")]

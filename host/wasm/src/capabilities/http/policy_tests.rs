@@ -130,7 +130,10 @@ fn invalid_origins_are_rejected_at_load() {
         (config("http://127.1", &[]), "its host is neither a DNS name"),
         (config("http://0x7f000001", &[]), "its host is neither a DNS name"),
         (config("http://array.example.", &[]), "its host is neither a DNS name"),
-        (config("http://127.0.0.1", &[]), "127.0.0.1 is not allowed as an address; name it in `addresses`"),
+        (
+            config("http://127.0.0.1", &[]),
+            "127.0.0.1 is not allowed as an address; name it in `addresses`, or by --origin-address",
+        ),
         (config("http://[::ffff:127.0.0.1]", &[]), "::ffff:127.0.0.1 is not allowed as an address"),
         (config("http://array.example", &["10.0.0.0/33"]), "\"10.0.0.0/33\" in `addresses`: expected an"),
         (insecure(|config| config.addresses = Some(Vec::new())), "`addresses` is empty"),
