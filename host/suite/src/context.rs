@@ -29,6 +29,8 @@ use crate::{
     process::{CallRecorder, RecordingBackend},
 };
 
+/// Beginning of the names of all runs.
+pub(crate) const NAME_PREFIX: &str = "cofferdam-test-";
 /// Initial delay before a call is repeated, unless the driver requests a delay. It doubles with each attempt.
 const INITIAL_RETRY_PAUSE: Duration = Duration::from_millis(20);
 /// Maximum delay before a call is repeated, also if the driver requests a longer one.
@@ -108,16 +110,16 @@ enum OpenCreate {
     Group(CreateGroupSnapshot),
 }
 
-/// A create call that has not returned. If its future is dropped, such as by an interrupt of the run, the
-/// create is recorded for the cleanup.
-struct CreateInFlight {
+/// A create whose result is not recorded yet: a call, or its repetitions with their pauses. If its future is
+/// dropped, such as by an interrupt of the run, the create is recorded for the cleanup.
+pub(crate) struct CreateInFlight {
     created: Arc<Mutex<CreatedResources>>,
     create: Option<OpenCreate>,
 }
 
 impl CreateInFlight {
-    /// The call has returned, and its caller records the result.
-    fn returned(mut self) {
+    /// The caller has recorded the result, or does so without a pause.
+    pub(crate) fn recorded(mut self) {
         self.create = None;
     }
 }
@@ -165,7 +167,7 @@ impl SuiteContext {
         let backend = Arc::new(RecordingBackend::new(backend, journal.clone()));
         Self {
             call_recorder: journal,
-            name_prefix: format!("cofferdam-test-{:08x}", options.seed & 0xffff_ffff),
+            name_prefix: format!("{NAME_PREFIX}{:08x}", options.seed & 0xffff_ffff),
             initial_storage: stored_entries(&backend, &options),
             engine,
             source,
@@ -300,22 +302,23 @@ impl SuiteContext {
             VolumeOrigin::Snapshot(handle) => Some(ContentSource::Snapshot(handle.clone())),
         };
         let create = OpenCreate::Volume(request.clone(), origin.clone());
-        self.recording_drop(create, backend.create_volume(call, CreateVolume { source, ..request.clone() }))
-    }
-
-    /// Records a create for the cleanup if the future of its call is dropped after it was first polled.
-    fn recording_drop<'a, T: Send + 'a>(
-        &self,
-        create: OpenCreate,
-        answer: BackendFuture<'a, T>,
-    ) -> BackendFuture<'a, T> {
-        let created = Arc::clone(&self.created);
+        let (created, request) = (Arc::clone(&self.created), CreateVolume { source, ..request.clone() });
         Box::pin(async move {
+            // A future that was never polled has no effect, and its create is not recorded.
             let in_flight = CreateInFlight { created, create: Some(create) };
-            let answer = answer.await;
-            in_flight.returned();
+            let answer = backend.create_volume(call, request).await;
+            in_flight.recorded();
             answer
         })
+    }
+
+    /// A create of a volume whose result is not recorded yet.
+    pub(crate) fn volume_in_flight(&self, request: &CreateVolume, origin: &VolumeOrigin) -> CreateInFlight {
+        self.in_flight(OpenCreate::Volume(request.clone(), origin.clone()))
+    }
+
+    fn in_flight(&self, create: OpenCreate) -> CreateInFlight {
+        CreateInFlight { created: Arc::clone(&self.created), create: Some(create) }
     }
 
     /// Records a volume of the run that was found in a listing, for the cleanup.
@@ -358,8 +361,10 @@ impl SuiteContext {
         request: &CreateVolume,
         origin: &VolumeOrigin,
     ) -> Result<CreatedVolume, StorageError> {
+        let in_flight = self.volume_in_flight(request, origin);
         let call = || self.start_create(backend, self.call(), request, origin);
         let result = self.retry_until_final("create", call).await;
+        in_flight.recorded();
         self.record_create(request, origin, &result);
         result
     }
@@ -401,11 +406,10 @@ impl SuiteContext {
         backend: &RecordingBackend,
         request: &CreateSnapshot,
     ) -> Result<Snapshot, StorageError> {
-        let call = || {
-            let create = OpenCreate::Snapshot(request.clone());
-            self.recording_drop(create, backend.create_snapshot(self.call(), request.clone()))
-        };
+        let in_flight = self.in_flight(OpenCreate::Snapshot(request.clone()));
+        let call = || backend.create_snapshot(self.call(), request.clone());
         let result = self.retry_until_final("create-snapshot", call).await;
+        in_flight.recorded();
         let mut created = lock(&self.created);
         match &result {
             Ok(snapshot) => {
@@ -441,11 +445,10 @@ impl SuiteContext {
         &self,
         request: &CreateGroupSnapshot,
     ) -> Result<GroupSnapshot, StorageError> {
-        let call = || {
-            let create = OpenCreate::Group(request.clone());
-            self.recording_drop(create, self.backend.create_group_snapshot(self.call(), request.clone()))
-        };
+        let in_flight = self.in_flight(OpenCreate::Group(request.clone()));
+        let call = || self.backend.create_group_snapshot(self.call(), request.clone());
         let answer = self.retry_until_final("create-group-snapshot", call).await;
+        in_flight.recorded();
         let mut created = lock(&self.created);
         match &answer {
             Ok(group) => {

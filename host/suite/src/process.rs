@@ -81,9 +81,14 @@ impl CallRecorder {
             .collect()
     }
 
-    /// The last call that has not returned, if there is one. A call whose future was dropped counts too.
-    pub(crate) fn running_call(&self) -> Option<String> {
-        self.lock().last().filter(|last| last.answer.is_none()).map(|last| last.call.clone())
+    /// The last call, with its response if it has returned.
+    pub(crate) fn last_call(&self) -> Option<String> {
+        let calls = self.lock();
+        let last = calls.last()?;
+        Some(match &last.answer {
+            Some(answer) => format!("{} → {answer}", last.call),
+            None => last.call.clone(),
+        })
     }
 
     /// Number of responses of the run in which the host redacted a secret, and the first such call.

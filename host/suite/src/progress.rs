@@ -24,7 +24,8 @@ pub enum Progress<'a> {
         case: &'static ConformanceCase,
         /// Time since the start of the case.
         elapsed: Duration,
-        /// The last call that has not returned, or `None` if the case waits to repeat a call.
+        /// The last call, with its response if it has returned: the case then waits to repeat a call. `None`
+        /// without a call.
         call: Option<String>,
     },
     /// A case has ended and its objects were deleted.

@@ -60,7 +60,15 @@ pub async fn run_with_control(
     let faults = FaultPlan::default();
     let started = Instant::now();
     (control.observer)(Progress::Started(&report));
-    let result = engine.load_with_faults(source.clone(), options.config.clone(), faults.clone()).await;
+    let loading = engine.load_with_faults(source.clone(), options.config.clone(), faults.clone());
+    let result = tokio::select! {
+        result = loading => result,
+        () = control.interrupted() => {
+            (control.observer)(Progress::Interrupted);
+            report.is_interrupted = true;
+            return Ok(report);
+        }
+    };
     match result {
         Ok(backend) => {
             report.driver = Some(driver_identity(&backend));
@@ -164,7 +172,7 @@ async fn run_until_interrupt(
                 return Err(started.elapsed());
             }
             () = tokio::time::sleep(RUNNING_INTERVAL) => {
-                let call = context.call_recorder.running_call();
+                let call = context.call_recorder.last_call();
                 observer(Progress::CaseRunning { case, elapsed: started.elapsed(), call });
             }
         }
@@ -319,5 +327,30 @@ mod tests {
         run_cases(&context, &mut control, &mut report).await;
         assert!(report.is_interrupted);
         assert_eq!(context.leftovers(), [format!("an unknown volume of the name {}", request.name)]);
+    }
+
+    async fn create_with_pauses(context: &SuiteContext) -> CaseResult {
+        drop(context.create(&context.volume_request("paused")).await);
+        Ok(())
+    }
+
+    static PAUSED: ConformanceCase =
+        ConformanceCase { id: "test/paused", run: |context| Box::pin(create_with_pauses(context)), ..SLOW };
+
+    #[tokio::test(start_paused = true)]
+    async fn an_interrupt_between_two_attempts_records_the_create() {
+        let mut options = SuiteOptions { retry_timeout: Duration::from_secs(600), ..SuiteOptions::default() };
+        options.config.settings.insert("errors".to_owned(), "create:unavailable:always".to_owned());
+        let context = context(options).await;
+        let (sender, interrupts) = mpsc::channel(1);
+        let mut control = RunControl { observer: &|_| {}, interrupts };
+        // The case is in a pause for almost all of this time.
+        let interrupt = async {
+            sleep(Duration::from_secs(5)).await;
+            sender.send(()).await.unwrap();
+        };
+        let (result, ()) = tokio::join!(run_until_interrupt(&context, &mut control, &PAUSED), interrupt);
+        assert!(result.is_err());
+        assert_eq!(context.leftovers().len(), 1, "{:?}", context.leftovers());
     }
 }

@@ -3,6 +3,7 @@
 use std::{collections::HashMap, fmt::Write as _};
 
 use super::{CaseOutcome, CaseReport, SuiteReport, rerun_command};
+use crate::context::NAME_PREFIX;
 
 const GREEN: &str = "\u{1b}[32m";
 const RED: &str = "\u{1b}[31m";
@@ -66,7 +67,8 @@ impl TextReport {
 
     /// Writes a case that passed or failed. A skipped case is written at the end of its interface or topic.
     ///
-    /// A failure whose result equals that of an earlier one, except for names and numbers, is one line.
+    /// A failure whose result equals that of an earlier one, except for the names of the run, has no details but
+    /// the expectation and the command that repeats it.
     pub fn case(&mut self, entry: &CaseReport) {
         let interface = entry.case.interface();
         if interface != self.interface {
@@ -91,7 +93,11 @@ impl TextReport {
             CaseOutcome::Failed { expected, found, calls } => {
                 let mark = self.paint(RED, "FAILED ");
                 match self.record_failure(entry.case.id, found) {
-                    Some(first) => self.line(format_args!("  {mark} {name}  as {first}")),
+                    Some(first) => {
+                        self.line(format_args!("  {mark} {name}  as {first}"));
+                        self.line(format_args!("            expected  {expected}"));
+                        self.rerun_line(entry.case.id);
+                    }
                     None => {
                         self.line(format_args!("  {mark} {name}"));
                         self.failure_details(entry, expected, found, calls);
@@ -143,7 +149,11 @@ impl TextReport {
         }
         self.line(format_args!("            expected  {expected}"));
         self.line(format_args!("            found     {found}"));
-        let rerun = rerun_command(&self.command, self.seed, Some(entry.case.id));
+        self.rerun_line(entry.case.id);
+    }
+
+    fn rerun_line(&mut self, case: &str) {
+        let rerun = rerun_command(&self.command, self.seed, Some(case));
         self.line(format_args!("            rerun     {rerun}"));
     }
 
@@ -192,17 +202,10 @@ fn case_name(entry: &CaseReport) -> &'static str {
     entry.case.id.split_once('/').map_or(entry.case.id, |(_, name)| name)
 }
 
-/// The result of a failed case without what differs between cases with the same cause: the words of an error
-/// that contain a digit, such as names and handles. Other results are compared as they are.
+/// The result of a failed case without the names of the run, which differ between cases with the same cause.
 fn cause_key(found: &str) -> String {
-    let is_error = found
-        .split_once(" (")
-        .is_some_and(|(kind, rest)| !kind.contains(' ') && rest.split_once("): ").is_some());
-    if !is_error {
-        return found.to_owned();
-    }
-    let words =
-        found.split(' ').map(|word| if word.contains(|c: char| c.is_ascii_digit()) { "#" } else { word });
+    let is_name = |word: &&str| word.contains(NAME_PREFIX);
+    let words = found.split(' ').map(|word| if is_name(&word) { "#" } else { word });
     words.collect::<Vec<_>>().join(" ")
 }
 
@@ -244,7 +247,8 @@ mod tests {
         let text = report.to_text(false);
         let ids: Vec<_> = cases().take(4).map(|case| case.id).collect();
         assert!(text.contains(&format!("  as {}\n", ids[0])), "{text}");
-        assert_eq!(text.matches("expected  e\n").count(), 3, "{text}");
+        assert_eq!(text.matches("found     ").count(), 3, "{text}");
+        assert_eq!(text.matches("rerun     ").count(), 4, "{text}");
         let grouped = format!("\n2 cases failed with the same result: {}, {}\n", ids[0], ids[1]);
         assert!(text.contains(&grouped), "{text}");
     }

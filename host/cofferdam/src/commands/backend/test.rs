@@ -111,8 +111,8 @@ fn print_progress(progress: Progress<'_>) {
             None => format!("cannot load {}", report.source),
         },
         Progress::CaseRunning { case, elapsed, call } => {
-            let call = call.map_or_else(|| "repeats a call".to_owned(), |call| format!("waits for {call}"));
-            format!("{} has run for {}s and {call}", case.id, elapsed.as_secs())
+            let call = call.map_or_else(String::new, |call| format!("; last call: {call}"));
+            format!("{} has run for {}s{call}", case.id, elapsed.as_secs())
         }
         Progress::CaseEnded(entry) => {
             let outcome = match &entry.outcome {

@@ -33,7 +33,9 @@ pub(super) async fn without_secrets(context: &SuiteContext) -> CaseResult {
     let process = context.backend.second_process_without_secrets();
     let call = || Call { secrets: Secrets::default(), ..context.call() };
     let start = || context.start_create(&process, call(), &request, &VolumeOrigin::Empty);
+    let in_flight = context.volume_in_flight(&request, &VolumeOrigin::Empty);
     let answer = context.retry_until_final("create", start).await;
+    in_flight.recorded();
     context.record_create(&request, &VolumeOrigin::Empty, &answer);
     let kinds = [FailedPrecondition, InvalidArgument, PermissionDenied, Unauthenticated];
     match expect_success_or_final_error("a create without secrets", &answer, &kinds)? {
