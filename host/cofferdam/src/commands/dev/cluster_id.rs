@@ -5,7 +5,7 @@ use std::{
     env,
     fs::{self, File, OpenOptions, TryLockError},
     io::{self, Read as _, Seek as _, Write as _},
-    os::unix::ffi::OsStrExt as _,
+    os::unix::{ffi::OsStrExt as _, fs::MetadataExt as _},
     path::{Path, PathBuf},
 };
 
@@ -22,6 +22,8 @@ const MAX_ID_BYTES: u64 = 64;
 pub(super) struct DevClusterId {
     /// The id.
     pub(super) id: ClusterId,
+    /// True if later runs in the directory have the same id.
+    pub(super) is_stored: bool,
     /// Locked while the process runs: two clusters with one id would delete each other's volumes. `None` for
     /// an id of this run only.
     _file: Option<File>,
@@ -31,22 +33,20 @@ impl DevClusterId {
     /// The id of the current directory. An id of this run only, with a warning, if the directory's id is in use
     /// or cannot be stored.
     pub(super) fn of_current_directory() -> Self {
-        let reserved = state_directory().and_then(|states| {
-            let directory = env::current_dir()?;
-            Self::reserve(&states, &directory)
-        });
+        let reserved =
+            state_directory().and_then(|states| Self::reserve(&states, &key_of(&env::current_dir()?)?));
         reserved.unwrap_or_else(|error| {
             tracing::warn!(
                 "volumes of this run cannot be recognised by a later one, because its cluster id is new: {error}"
             );
-            Self { id: new_id(), _file: None }
+            Self { id: new_id(), is_stored: false, _file: None }
         })
     }
 
-    /// Reserves the id of a directory, which is in a file in `states`.
-    fn reserve(states: &Path, directory: &Path) -> io::Result<Self> {
+    /// Reserves the id of a directory's key, which is in a file in `states`.
+    fn reserve(states: &Path, key: &[u8]) -> io::Result<Self> {
         fs::create_dir_all(states)?;
-        let mut name = format!("{:x}", Sha256::digest(directory.as_os_str().as_bytes()));
+        let mut name = format!("{:x}", Sha256::digest(key));
         name.truncate(NAME_DIGITS);
         let path = states.join(name);
         let describe = |problem: String| io::Error::other(format!("{}: {problem}", path.display()));
@@ -70,8 +70,17 @@ impl DevClusterId {
             id if is_uuid(id) => ClusterId::new(id),
             _ => return Err(describe("expected a UUID".to_owned())),
         };
-        Ok(Self { id, _file: Some(file) })
+        Ok(Self { id, is_stored: true, _file: Some(file) })
     }
+}
+
+/// Identifies a directory on this machine. Machines that share the user's home directory have directories with
+/// the same path.
+fn key_of(directory: &Path) -> io::Result<Vec<u8>> {
+    let machine = fs::read("/etc/machine-id").unwrap_or_default();
+    let metadata = fs::metadata(directory)?;
+    let place = format!("{}:{}", metadata.dev(), metadata.ino());
+    Ok([directory.as_os_str().as_bytes(), place.as_bytes(), &machine].join(&0))
 }
 
 /// The directory with the ids of all directories.
@@ -100,7 +109,7 @@ mod tests {
     #[test]
     fn a_directory_keeps_its_id_and_lends_it_to_one_process() {
         let states = tempfile::tempdir().unwrap();
-        let reserve = |directory: &str| DevClusterId::reserve(states.path(), Path::new(directory));
+        let reserve = |directory: &str| DevClusterId::reserve(states.path(), directory.as_bytes());
         let first = reserve("/a").unwrap();
         let id = first.id.clone();
         assert_ne!(reserve("/b").unwrap().id, id);
@@ -111,12 +120,19 @@ mod tests {
     }
 
     #[test]
+    fn directories_have_different_keys() {
+        let (one, other) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+        assert_eq!(key_of(one.path()).unwrap(), key_of(one.path()).unwrap());
+        assert_ne!(key_of(one.path()).unwrap(), key_of(other.path()).unwrap());
+    }
+
+    #[test]
     fn a_file_that_is_no_id_is_named_and_kept() {
         let states = tempfile::tempdir().unwrap();
-        drop(DevClusterId::reserve(states.path(), Path::new("/a")).unwrap());
+        drop(DevClusterId::reserve(states.path(), b"/a").unwrap());
         let file = fs::read_dir(states.path()).unwrap().next().unwrap().unwrap().path();
         fs::write(&file, "x".repeat(1_000)).unwrap();
-        let error = DevClusterId::reserve(states.path(), Path::new("/a")).unwrap_err().to_string();
+        let error = DevClusterId::reserve(states.path(), b"/a").unwrap_err().to_string();
         assert!(error.contains(&file.display().to_string()) && error.ends_with("expected a UUID"), "{error}");
         assert_eq!(fs::read(&file).unwrap().len(), 1_000);
     }

@@ -79,7 +79,7 @@ pub(crate) async fn run(
     let style = Style { colours: logging::is_colour_enabled(&io::stdout()) };
     let (timeline, printer) = Timeline::start(start, style, io::stdout());
     let result = run_session(flags, configured, &timeline, style, start).await;
-    if let Ok(ProcessOutcome::Drained) = &result {
+    if let Ok(ProcessOutcome::Drained | ProcessOutcome::Failed) = &result {
         timeline.text(style.paint(Colour::Dim, "stopped"));
     }
     // Print the whole timeline before the error.
@@ -127,20 +127,28 @@ async fn run_session(
     // After a second signal do not wait for unmounts either.
     let is_forced = matches!(end, Ok(ProcessOutcome::Forced));
     session.stop_nodes(signals, if is_forced { Duration::ZERO } else { drain }).await;
-    if !leftovers::has_lasting_storage(&session.drivers, configuration) {
-        // Everything ends with this process.
-    } else if is_forced {
-        timeline.text("the drivers were not asked what they still store");
-    } else {
-        tokio::select! {
-            () = session.report_leftovers(flags.at_exit(), configuration, timeline) => {}
-            name = signals.next() => {
+    let mut has_failed = false;
+    if leftovers::has_lasting_storage(&session.drivers, configuration) {
+        // A call that has not ended may still create or use a volume.
+        let may_have_calls = is_forced || matches!(end, Err(CommandError::DrainTimeout(_)));
+        has_failed = tokio::select! {
+            has_failed = session.report_leftovers(flags.at_exit(), configuration, timeline), if !may_have_calls => has_failed,
+            name = signals.next(), if !may_have_calls => {
                 timeline.text(format!("{name}: the drivers may store more than this output names"));
+                true
             }
-        }
+            else => {
+                timeline.text("calls have not ended: the drivers were not asked what they still store");
+                true
+            }
+        };
+        has_failed &= flags.at_exit() == AtExit::Delete;
     }
     session.serving.shutdown().await;
-    end
+    match end {
+        Ok(ProcessOutcome::Drained) if has_failed => Ok(ProcessOutcome::Failed),
+        end => end,
+    }
 }
 
 /// Waits until the nodes' task ends, which is a failure unless it was stopped; without nodes it never
@@ -289,13 +297,21 @@ impl DevSession {
         }
     }
 
-    /// Prints what the drivers still store for the cluster, or deletes it.
-    async fn report_leftovers(&self, at_exit: AtExit, configuration: &Configuration, timeline: &Timeline) {
+    /// Prints what the drivers still store for the cluster, or deletes it. Returns true if something could not
+    /// be deleted.
+    async fn report_leftovers(
+        &self,
+        at_exit: AtExit,
+        configuration: &Configuration,
+        timeline: &Timeline,
+    ) -> bool {
         let client = Client::new(self.api.service(), "default");
-        let cluster = &self.cluster_id.id;
-        for line in leftovers::report(&self.drivers, configuration, cluster, &client, at_exit).await {
+        let report =
+            leftovers::report(&self.drivers, configuration, &self.cluster_id, &client, at_exit).await;
+        for line in report.lines {
             timeline.text(line);
         }
+        report.has_failed
     }
 
     /// Waits until the drivers are registered on the nodes, or until a timeout. Without nodes it returns
