@@ -451,7 +451,14 @@ impl Snapshotter {
                 );
                 (&snapshot.handle, self.created_at(snapshot))
             }
-            SnapshotIdentity::Foreign => return Ok(()),
+            SnapshotIdentity::Foreign => {
+                tracing::warn!(
+                    content = %content.name,
+                    handle = %snapshot.handle,
+                    "the driver returned another snapshot than the one that was ready"
+                );
+                return Ok(());
+            }
         };
         // A reply without a size says nothing about it.
         let size = snapshot.size.filter(|size| *size > 0).and_then(|size| i64::try_from(size).ok());
