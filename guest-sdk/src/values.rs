@@ -16,7 +16,7 @@ use serde::{
 
 use crate::{ErrorKind, Finality, KeyValues, Result, StorageError};
 
-/// What keys are called in messages, and the kind of errors.
+/// Name of a key in messages, and the kind of errors.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct KeyKind {
     name: &'static str,
@@ -166,7 +166,7 @@ impl de::Error for ValueError {
 
 /// A struct's keys and texts.
 struct Table<'de> {
-    /// What precedes the keys, such as `array.`; empty for the outermost struct.
+    /// Prefix of the keys, such as `array.`; empty for the outermost struct.
     path: String,
     pairs: Vec<(&'de str, &'de str)>,
 }

@@ -20,7 +20,7 @@ struct Cloud {
     next_create_error: RefCell<Option<StorageError>>,
     next_list_error: RefCell<Option<StorageError>>,
     next_delete_error: RefCell<Option<StorageError>>,
-    /// What the next creation fails with, without an effect.
+    /// Error of the next creation, which has no effect.
     refusal: RefCell<Option<StorageError>>,
 }
 

@@ -34,7 +34,7 @@ const PAUSE: Duration = Duration::from_secs(1);
 /// Maximum pages of a listing.
 const MAX_PAGES: usize = 10_000;
 
-/// What the drivers still store.
+/// The volumes and snapshots that the drivers still store.
 #[derive(Debug, Default)]
 pub(super) struct LeftoverReport {
     /// The lines to print.
