@@ -35,7 +35,9 @@ pub(crate) use role::{NodeRole, Roles, ServerRole};
 pub(crate) use settings::{Configuration, SETTINGS};
 #[cfg(test)]
 pub(crate) use settings::{Setting, SettingDefault};
-pub(crate) use source::{backend_name, check_backend_location, is_backend_name, name_of_backend};
+pub(crate) use source::{
+    backend_name, check_backend_location, is_backend_name, name_of_backend, split_backend,
+};
 pub(crate) use value::{CompilationCache, HttpEndpoint, LogFormat, MetricsPath, SecretNamespaceList};
 
 pub(crate) use settings::ValueKind;

@@ -150,10 +150,7 @@ fn parse_backends<'a>(
 ) -> Result<Value, ConfigError> {
     let mut table: BTreeMap<String, &str> = BTreeMap::new();
     for backend in entries {
-        let (name, location) = match backend.split_once('=') {
-            Some((name, location)) if is_backend_name(name) => (name.to_owned(), location),
-            _ => (backend_name(backend), backend),
-        };
+        let (name, (_, location)) = (name_of_backend(backend), split_backend(backend));
         check_backend_location(location).map_err(|error| ConfigError::Value {
             origin: origin.clone(),
             key: BACKEND_KEY.to_owned(),
@@ -221,12 +218,18 @@ pub(crate) fn backend_name(location: &str) -> String {
     if name.is_empty() { "backend".to_owned() } else { name }
 }
 
+/// The explicit name of a driver in a value of `--backend`, if it has one, and the location.
+pub(crate) fn split_backend(backend: &str) -> (Option<&str>, &str) {
+    match backend.split_once('=') {
+        Some((name, location)) if is_backend_name(name) => (Some(name), location),
+        _ => (None, backend),
+    }
+}
+
 /// The name of a driver in a value of `--backend`, which is `[NAME=]FILE` or `[NAME=]unix:PATH`.
 pub(crate) fn name_of_backend(backend: &str) -> String {
-    match backend.split_once('=') {
-        Some((name, _)) if is_backend_name(name) => name.to_owned(),
-        _ => backend_name(backend),
-    }
+    let (name, location) = split_backend(backend);
+    name.map_or_else(|| backend_name(location), str::to_owned)
 }
 
 /// The values of the flags.

@@ -1,6 +1,6 @@
 //! The report as text, written during a run or at its end.
 
-use std::{collections::HashMap, fmt::Write as _};
+use std::fmt::Write as _;
 
 use super::{CaseOutcome, CaseReport, SuiteReport, rerun_command};
 use crate::context::NAME_PREFIX;
@@ -27,8 +27,6 @@ pub struct TextReport {
     skipped: Vec<(String, Vec<&'static str>)>,
     /// Ids of failed cases, by [`cause_key`], each group in order.
     failures: Vec<(String, Vec<&'static str>)>,
-    /// Indices in `failures`.
-    failure_index: HashMap<String, usize>,
 }
 
 impl TextReport {
@@ -160,13 +158,12 @@ impl TextReport {
     /// Records a failed case. Returns the id of the first case that failed with the same result.
     fn record_failure(&mut self, id: &'static str, found: &str) -> Option<&'static str> {
         let key = cause_key(found);
-        match self.failure_index.get(&key).and_then(|index| self.failures.get_mut(*index)) {
+        match self.failures.iter_mut().find(|(known, _)| *known == key) {
             Some((_, ids)) => {
                 ids.push(id);
                 ids.first().copied()
             }
             None => {
-                self.failure_index.insert(key.clone(), self.failures.len());
                 self.failures.push((key, vec![id]));
                 None
             }

@@ -11,7 +11,10 @@ use crate::{
         component::{apply_values, resolve_secrets},
         error::BackendCommandError,
     },
-    config::{BackendSection, CliValues, Configuration, ResolvedConfig, is_backend_name},
+    config::{
+        BackendSection, CliValues, Configuration, ResolvedConfig, is_backend_name, name_of_backend,
+        split_backend,
+    },
     error::CommandError,
 };
 
@@ -67,7 +70,7 @@ fn with_name(values: &CliValues, name: Option<&str>) -> Result<CliValues, Comman
 
 /// Reports if a value of `--backend` has the form `NAME=FILE`.
 fn has_name(backend: &str) -> bool {
-    backend.split_once('=').is_some_and(|(name, _)| is_backend_name(name))
+    split_backend(backend).0.is_some()
 }
 
 /// The section that the flags of a component apply to: that of the only `--backend`, else that of the only
@@ -78,7 +81,7 @@ fn component_of_flags<'a>(
     configuration: &'a mut Configuration,
 ) -> Result<(String, &'a mut BackendSection), CommandError> {
     let named = match values.get("backend") {
-        [backend] => Some(crate::config::name_of_backend(backend)),
+        [backend] => Some(name_of_backend(backend)),
         _ => None,
     };
     let known = configuration.backend.keys().cloned().collect::<Vec<_>>();
@@ -108,10 +111,8 @@ pub(super) fn with_section_advice(
     configuration: &Configuration,
 ) -> CommandError {
     let CommandError::Backend { name, source } = &error else { return error };
-    let file = values
-        .get("backend")
-        .iter()
-        .find(|backend| !has_name(backend) && crate::config::name_of_backend(backend) == *name);
+    let file =
+        values.get("backend").iter().find(|backend| !has_name(backend) && name_of_backend(backend) == *name);
     let (LoadError::NotGranted { .. }, Some(file)) = (&**source, file) else { return error };
     let sections: Vec<_> = configuration.backend.keys().filter(|section| *section != name).collect();
     match sections.as_slice() {

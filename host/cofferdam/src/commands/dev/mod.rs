@@ -127,23 +127,23 @@ async fn run_session(
     // After a second signal do not wait for unmounts either.
     let is_forced = matches!(end, Ok(ProcessOutcome::Forced));
     session.stop_nodes(signals, if is_forced { Duration::ZERO } else { drain }).await;
-    let mut has_failed = false;
-    if leftovers::has_lasting_storage(&session.drivers, configuration) {
-        // A call that has not ended may still create or use a volume.
-        let may_have_calls = is_forced || matches!(end, Err(CommandError::DrainTimeout(_)));
-        has_failed = tokio::select! {
-            has_failed = session.report_leftovers(flags.at_exit(), configuration, timeline), if !may_have_calls => has_failed,
-            name = signals.next(), if !may_have_calls => {
+    // A call that has not ended may still create or use a volume.
+    let may_have_calls = is_forced || matches!(end, Err(CommandError::DrainTimeout(_)));
+    let is_complete = if !leftovers::has_lasting_storage(&session.drivers, configuration) {
+        true
+    } else if may_have_calls {
+        timeline.text("calls have not ended: the drivers were not asked what they still store");
+        false
+    } else {
+        tokio::select! {
+            has_failed = session.report_leftovers(flags.at_exit(), configuration, timeline) => !has_failed,
+            name = signals.next() => {
                 timeline.text(format!("{name}: the drivers may store more than this output names"));
-                true
+                false
             }
-            else => {
-                timeline.text("calls have not ended: the drivers were not asked what they still store");
-                true
-            }
-        };
-        has_failed &= flags.at_exit() == AtExit::Delete;
-    }
+        }
+    };
+    let has_failed = flags.at_exit() == AtExit::Delete && !is_complete;
     session.serving.shutdown().await;
     match end {
         Ok(ProcessOutcome::Drained) if has_failed => Ok(ProcessOutcome::Failed),
@@ -160,8 +160,8 @@ async fn wait_for_nodes_exit(nodes: Option<&RunningNodes>) {
     }
 }
 
-/// The parts of a running dev mode: the API server and its kubeconfig, the cluster's id, the drivers, the names of their
-/// StorageClasses for output, and the nodes.
+/// The parts of a running dev mode: the API server and its kubeconfig, the cluster's id, the drivers, the names
+/// of their StorageClasses for output, and the nodes.
 struct DevSession {
     api: ApiServer,
     cluster_id: DevClusterId,
