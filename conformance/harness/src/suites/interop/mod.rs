@@ -35,8 +35,8 @@ use users::{PodWorkload, TIMEOUT};
 use super::sidecars::slot::{ATTACHER, RESIZER};
 
 const NODE: &str = "node-1";
-/// Users between two looks at the role that runs beside another attach-detach controller, and their maximum
-/// number until the role stops.
+/// Users during a pause of the role that runs beside another attach-detach controller, and after it; and
+/// their maximum number until the role stops.
 const USERS_OF_TWO_CONTROLLERS: usize = 4;
 const MAX_USERS_OF_TWO_CONTROLLERS: usize = 40;
 
@@ -141,7 +141,8 @@ impl SwapRound {
 
     /// Two attach-detach controllers run at once, as in a cluster whose kube-controller-manager cannot be
     /// configured. The role's process is paused from time to time, because nothing shows the other controller
-    /// if the role always writes first. It recognises the other one by its writes and stops.
+    /// if the role always writes first. Users between two pauses give the process the time to read the writes
+    /// of the other controller, by which it recognises it and stops.
     async fn recognise_attach_detach(
         &self,
         run: &SuiteRun,
@@ -160,6 +161,8 @@ impl SwapRound {
             slots.process(ControllerSlot::AttachDetach)?.pause()?;
             users.run_all(next..next + USERS_OF_TWO_CONTROLLERS).await?;
             slots.process(ControllerSlot::AttachDetach)?.resume()?;
+            next += USERS_OF_TWO_CONTROLLERS;
+            users.run_all(next..next + USERS_OF_TWO_CONTROLLERS).await?;
             next += USERS_OF_TWO_CONTROLLERS;
         }
         let process = slots.process(ControllerSlot::AttachDetach)?;
