@@ -27,6 +27,24 @@ use crate::{
     VolumeHandle, VolumeStatus, backend::Component, bindings,
 };
 
+impl PublishRequest {
+    /// A name of the node: its `provider-id`, `iscsi-initiator`, `nvme-host`, `fc-port` or `address`. Several
+    /// names of a kind are separated by commas. `None` if the host knows none.
+    ///
+    /// ```
+    /// use cofferdam_guest::abilities::PublishRequest;
+    ///
+    /// /// The last part of a provider ID is the instance: `aws:///us-east-1a/i-0abc`.
+    /// fn instance(request: &PublishRequest) -> Option<&str> {
+    ///     request.node_identity("provider-id")?.rsplit('/').next()
+    /// }
+    /// ```
+    pub fn node_identity(&self, kind: &str) -> Option<&str> {
+        let found = self.node_identities.iter().find(|(name, _)| name == kind);
+        found.map(|(_, value)| value.as_str())
+    }
+}
+
 /// Creation of volumes from other volumes (CSI `CLONE_VOLUME`).
 ///
 /// ```

@@ -10,6 +10,7 @@
 
 use std::fmt::Write as _;
 
+use base64::{Engine as _, engine::general_purpose::STANDARD};
 use sha2::{Digest as _, Sha256};
 
 /// Bytes of a block of SHA-256.
@@ -73,6 +74,15 @@ pub fn hex(bytes: impl AsRef<[u8]>) -> String {
         let _ = write!(text, "{byte:02x}");
         text
     })
+}
+
+/// Bytes in Base64, with the standard alphabet and padding.
+///
+/// ```
+/// assert_eq!(cofferdam_guest::digest::base64([0x0a, 0xff]), "Cv8=");
+/// ```
+pub fn base64(bytes: impl AsRef<[u8]>) -> String {
+    STANDARD.encode(bytes)
 }
 
 #[cfg(test)]

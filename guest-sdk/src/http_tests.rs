@@ -2,7 +2,7 @@
 //! from error responses, rejected URLs, and a request without a mock host.
 
 use super::*;
-use crate::{ErrorKind, Finality, mock::MockHost, secrets};
+use crate::{ErrorKind, Finality, mock::MockHost, secrets, time};
 
 fn request_error(failure: Failure, maybe_sent: bool) -> HttpError {
     if maybe_sent { HttpError::lost(failure, "x") } else { HttpError::unsent(failure, "x") }
@@ -121,6 +121,56 @@ fn an_error_response_is_quoted_truncated_on_one_line() {
     assert_eq!(Response::new(503).error().message, "the storage answered with status 503");
     let unread = Response::new(200).with_body("{").json::<u8>().unwrap_err();
     assert_eq!((unread.kind, unread.finality), (ErrorKind::Internal, Finality::Unknown));
+}
+
+#[test]
+fn messages_name_what_is_wrong_with_the_server() {
+    const NOW: u64 = 1_767_323_045_000;
+    let page = "<!DOCTYPE html>\n<html><head><title>503 Service\nUnavailable</title></head></html>";
+    let html = |status: u16| Response::new(status).with_header("content-type", "text/html; charset=utf-8");
+    let dated = |status: u16, at: u64| {
+        Response::new(status).with_header("date", &time::to_http_date(Duration::from_millis(NOW + at)))
+    };
+    #[rustfmt::skip] // one row a case
+    let table = [
+        ("a page of a proxy", html(503).with_body(page),
+            "the storage answered GET / with status 503: an HTML page \"503 Service Unavailable\", perhaps of a \
+             proxy in place of the API"),
+        ("a page without a type and a title", Response::new(502).with_body(" <HTML></HTML>"),
+            "the storage answered GET / with status 502: an HTML page, perhaps of a proxy in place of the API"),
+        ("another content type", html(200).with_body(page),
+            "the storage's answer to GET /, of status 200 and type text/html; charset=utf-8, is not readable: expected \
+             value at line 1 column 1: an HTML page \"503 Service Unavailable\", perhaps of a proxy in place \
+             of the API"),
+        ("half a body", Response::new(200).with_body("\"1"),
+            "the storage's answer to GET /, of status 200, is not readable: EOF while parsing a string at line 1 column 2"),
+        ("a redirect", Response::new(302).with_header("location", "https://b/"),
+            "the storage answered GET / with status 302 and refers to https://b/, and redirects are not followed: \
+             expected the URL of the API"),
+        ("a clock that is an hour ahead", dated(403, 3_600_000),
+            "the storage answered GET / with status 403; the storage's clock is 3600 s ahead of this host's, and \
+             signatures depend on the time"),
+        ("a small difference", dated(403, 60_000), "the storage answered GET / with status 403"),
+        ("another failure", dated(404, 3_600_000), "the storage answered GET / with status 404"),
+    ];
+    for (name, response, expected) in table {
+        let host =
+            MockHost::new().start_time(NOW).on(Method::Get, "http://a/", move |_| Ok(response.clone()));
+        let _host = host.install();
+        let signed = Request::get("http://a/").sign_with(|_| Ok(()));
+        let answer: Result<u8> =
+            signed.send().map_err(Into::into).and_then(|response| response.ok_or(|_| None)?.json());
+        assert_eq!(answer.unwrap_err().message, expected, "{name}");
+    }
+    let behind = |is_signed: bool| {
+        let host = MockHost::new().start_time(NOW + 7_200_000);
+        let _host = host.on(Method::Get, "http://a/", move |_| Ok(dated(401, 0))).install();
+        let request = Request::get("http://a/");
+        let request = if is_signed { request.sign_with(|_| Ok(())) } else { request };
+        request.send().unwrap().error().message
+    };
+    assert!(behind(true).ends_with("clock is 7200 s behind this host's, and signatures depend on the time"));
+    assert!(behind(false).ends_with("status 401"), "no signature");
 }
 
 #[test]

@@ -9,7 +9,7 @@
 //! }
 //!
 //! let error = volumes().unwrap_err();
-//! assert_eq!(error.message, r#"there is no secret "password""#);
+//! assert!(error.message.starts_with(r#"there is no secret "password"; expected it in"#));
 //! ```
 //!
 //! A secret comes from the operator's configuration, for every call, or for one call from its caller: the
@@ -102,6 +102,10 @@ pub fn get(name: &str) -> Option<Secret> {
 /// - [`failed_precondition`](StorageError::failed_precondition) if the call has no secret with this name.
 pub fn require(name: &str) -> Result<Secret> {
     get(name).ok_or_else(|| {
-        StorageError::failed_precondition(format!("there is no secret {name:?}")).final_unless_changed()
+        StorageError::failed_precondition(format!(
+            "there is no secret {name:?}; expected it in the backend's configuration or, except for `describe` \
+             and `probe`, among the secrets of the class"
+        ))
+        .final_unless_changed()
     })
 }

@@ -16,6 +16,15 @@ pub fn encode(text: &str) -> String {
     utf8_percent_encode(text, &ESCAPED).to_string()
 }
 
+/// Decodes a percent-encoded text, the inverse of [`encode`]. A `+` is a plus sign. Invalid UTF-8 is replaced.
+///
+/// ```
+/// assert_eq!(cofferdam_guest::http::decode("a%20b%2F%C3%A4+"), "a b/ä+");
+/// ```
+pub fn decode(text: &str) -> String {
+    percent_decode_str(text).decode_utf8_lossy().into_owned()
+}
+
 /// Adds a query parameter to a URL.
 pub(super) fn push_query(url: &mut String, key: &str, value: &str) {
     url.push(if url.contains('?') { '&' } else { '?' });
@@ -61,7 +70,6 @@ fn split_query(text: &str) -> impl Iterator<Item = (&str, &str)> {
 
 /// Decodes the pairs of a query. A `+` is a plus sign, as in RFC 3986. Invalid UTF-8 is replaced.
 pub(crate) fn decode_query(text: &str) -> Vec<(String, String)> {
-    let decode = |text: &str| percent_decode_str(text).decode_utf8_lossy().into_owned();
     split_query(text).map(|(key, value)| (decode(key), decode(value))).collect()
 }
 

@@ -4,10 +4,13 @@ use std::{fmt, time::Duration};
 
 use serde::de::DeserializeOwned;
 
-use crate::{Finality, Result, StorageError};
+use crate::{Finality, Result, StorageError, time::parse_http_date};
 
 /// Maximum characters of an unexpected response that an error message quotes.
 const MAX_QUOTED_CHARS: usize = 200;
+/// Difference of the clocks up to which no error message names it. Storage that checks the time of a signature
+/// allows some minutes.
+const MAX_CLOCK_DIFFERENCE: Duration = Duration::from_secs(60);
 
 /// A response of any status.
 #[derive(Clone, PartialEq, Eq)]
@@ -21,6 +24,46 @@ pub struct Response {
     /// True if the request was read-only. An error made from this response then has an unknown outcome only
     /// if this call has changed something before.
     pub(super) of_read_only_request: bool,
+    /// Method and path of the request. The mock's responses have none.
+    pub(super) request: Option<String>,
+    /// The difference of the clocks, if the request was signed and it is large.
+    pub(super) clock_difference: Option<ClockDifference>,
+}
+
+/// A difference between the storage's clock and that of this host.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum ClockDifference {
+    /// The storage's clock is ahead.
+    Ahead(Duration),
+    /// The storage's clock is behind.
+    Behind(Duration),
+}
+
+impl ClockDifference {
+    /// The difference by the header `date` of a response. `None` without a readable header, and if the
+    /// difference is at most [`MAX_CLOCK_DIFFERENCE`].
+    pub(super) fn of_response(response: &Response, now: Duration) -> Option<Self> {
+        let date = parse_http_date(response.header("date")?).ok()?;
+        if date > now.saturating_add(MAX_CLOCK_DIFFERENCE) {
+            return Some(Self::Ahead(date.saturating_sub(now)));
+        }
+        let is_behind = now > date.saturating_add(MAX_CLOCK_DIFFERENCE);
+        is_behind.then(|| Self::Behind(now.saturating_sub(date)))
+    }
+}
+
+impl fmt::Display for ClockDifference {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (difference, direction) = match self {
+            Self::Ahead(difference) => (difference, "ahead of"),
+            Self::Behind(difference) => (difference, "behind"),
+        };
+        let seconds = difference.as_secs();
+        write!(
+            f,
+            "the storage's clock is {seconds} s {direction} this host's, and signatures depend on the time"
+        )
+    }
 }
 
 /// Omits header values and the body because they may contain credentials.
@@ -36,13 +79,20 @@ impl fmt::Debug for Response {
 impl Response {
     /// A response without headers and body, for mock servers.
     pub fn new(status: u16) -> Self {
-        Self { status, headers: Vec::new(), body: Vec::new(), of_read_only_request: false }
+        Self {
+            status,
+            headers: Vec::new(),
+            body: Vec::new(),
+            of_read_only_request: false,
+            request: None,
+            clock_difference: None,
+        }
     }
 
     /// A response from the parts that the host returned.
     #[cfg(target_family = "wasm")]
     pub(crate) fn received(status: u16, headers: Vec<(String, String)>, body: Vec<u8>) -> Self {
-        Self { status, headers, body, of_read_only_request: false }
+        Self { headers, body, ..Self::new(status) }
     }
 
     /// The same response with one more header.
@@ -103,10 +153,15 @@ impl Response {
     /// assert!(error.message.ends_with("is not readable: invalid digit found in string"));
     /// ```
     pub fn unreadable(&self, reason: &dyn fmt::Display) -> StorageError {
-        self.with_known_finality(StorageError::internal(format!(
-            "the storage's answer, of status {}, is not readable: {reason}",
-            self.status
-        )))
+        let kind = self.header("content-type").map_or_else(String::new, |kind| format!(" and type {kind}"));
+        // A successful answer may contain the token of a login, which the host does not know yet: the message
+        // does not quote it.
+        let (status, html) = (self.status, self.html(&self.text()));
+        let request = self.request.as_ref().map_or_else(String::new, |request| format!(" to {request}"));
+        let text = format!(
+            "the storage's answer{request}, of status {status}{kind}, is not readable: {reason}{html}"
+        );
+        self.with_known_finality(StorageError::internal(text))
     }
 
     /// Returns the response if its status is 2xx, and otherwise the error from `map`, or
@@ -168,15 +223,65 @@ impl Response {
         matches!(self.status, 400..=407 | 409..=499 | 501 | 505 | 507)
     }
 
-    /// The status and the start of the response body, on one line.
+    /// The status, what explains it, and the start of the response body, on one line.
     fn error_message(&self) -> String {
-        let text = self.text();
-        let excerpt: String =
-            text.chars().map(|c| if c.is_control() { ' ' } else { c }).take(MAX_QUOTED_CHARS).collect();
-        if excerpt.trim().is_empty() {
-            format!("the storage answered with status {}", self.status)
-        } else {
-            format!("the storage answered with status {}: {}", self.status, excerpt.trim())
-        }
+        let redirect = match self.header("location") {
+            Some(location) if (300..400).contains(&self.status) => {
+                format!(
+                    " and refers to {location}, and redirects are not followed: expected the URL of the API"
+                )
+            }
+            Some(_) | None => String::new(),
+        };
+        let clock = match self.clock_difference.filter(|_| matches!(self.status, 400 | 401 | 403)) {
+            Some(difference) => format!("; {difference}"),
+            None => String::new(),
+        };
+        let request = self.request.as_ref().map_or_else(String::new, |request| format!(" {request}"));
+        let (status, excerpt) = (self.status, self.excerpt());
+        format!("the storage answered{request} with status {status}{redirect}{excerpt}{clock}")
     }
+
+    /// A colon and the start of the body, on one line, or what [`html`](Self::html) says. Empty if there is no
+    /// text.
+    fn excerpt(&self) -> String {
+        let text = self.text();
+        let html = self.html(&text);
+        let excerpt = if html.is_empty() { one_line(&text) } else { return html };
+        if excerpt.is_empty() { excerpt } else { format!(": {excerpt}") }
+    }
+
+    /// A colon and the title of an HTML page, which is rarely from an API. Empty for another body.
+    fn html(&self, text: &str) -> String {
+        if !self.is_html(text) {
+            return String::new();
+        }
+        let title = html_title(text).map(one_line).filter(|title| !title.is_empty());
+        let title = title.map_or_else(String::new, |title| format!(" {title:?}"));
+        format!(": an HTML page{title}, perhaps of a proxy in place of the API")
+    }
+
+    fn is_html(&self, text: &str) -> bool {
+        let start: String = text.trim_start().chars().take(14).collect::<String>().to_ascii_lowercase();
+        // Some servers give XML the type of HTML.
+        let has_type =
+            self.header("content-type").is_some_and(|kind| kind.trim_start().starts_with("text/html"));
+        has_type && !start.starts_with("<?xml")
+            || start.starts_with("<!doctype html")
+            || start.starts_with("<html")
+    }
+}
+
+/// The start of a text, without line ends.
+fn one_line(text: &str) -> String {
+    let printable = text.chars().map(|c| if c.is_control() { ' ' } else { c });
+    printable.take(MAX_QUOTED_CHARS).collect::<String>().trim().to_owned()
+}
+
+/// The text of the element `title`.
+fn html_title(page: &str) -> Option<&str> {
+    let lower = page.to_ascii_lowercase();
+    let begin = lower.find("<title>")? + "<title>".len();
+    let end = begin + lower.get(begin..)?.find("</title>")?;
+    page.get(begin..end)
 }

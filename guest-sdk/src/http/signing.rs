@@ -3,10 +3,12 @@
 use std::{collections::BTreeMap, fmt};
 
 use super::{
-    Failure, HttpError, Method,
+    Failure, HttpError, Method, Response,
     encoding::{canonical_query, decode_query, push_query},
+    method_name,
+    response::ClockDifference,
 };
-use crate::{ErrorKind, Finality, Result, StorageError, digest::sha256_hex};
+use crate::{ErrorKind, Finality, Result, StorageError, ambient, digest::sha256_hex};
 
 /// A finished request, as the hook of [`Request::sign_with`](super::Request::sign_with) sees it: with the
 /// result of all functions of the request, including those that were called after `sign_with`.
@@ -63,15 +65,7 @@ impl FinishedRequest<'_> {
 
     /// The name of the method, such as `GET`.
     pub fn method_name(&self) -> &'static str {
-        match self.method {
-            Method::Get => "GET",
-            Method::Head => "HEAD",
-            Method::Post => "POST",
-            Method::Put => "PUT",
-            Method::Patch => "PATCH",
-            Method::Delete => "DELETE",
-            Method::Options => "OPTIONS",
-        }
+        method_name(self.method)
     }
 
     /// The complete URL.
@@ -216,9 +210,13 @@ impl<'a> UrlParts<'a> {
 /// The boxed hook of a request.
 type Hook<'a> = Box<dyn FnOnce(&mut FinishedRequest<'_>) -> Result<(), HttpError> + 'a>;
 
-/// The hook of a request, with the check of the URL and the conversion of its error. Both are inside of the
-/// box, so that drivers without a hook do not contain them.
-pub(super) struct Signer<'a>(Hook<'a>);
+/// The hook of a request, with the check of the URL and the conversion of its error, and the comparison of
+/// clocks after the response. They are values, so that drivers without a hook do not contain them, and do not
+/// import the clock.
+pub(super) struct Signer<'a> {
+    hook: Hook<'a>,
+    compare_clocks: fn(&Response) -> Option<ClockDifference>,
+}
 
 impl fmt::Debug for Signer<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -228,7 +226,7 @@ impl fmt::Debug for Signer<'_> {
 
 impl<'a> Signer<'a> {
     pub(super) fn new(hook: impl FnOnce(&mut FinishedRequest<'_>) -> Result<()> + 'a) -> Self {
-        Self(Box::new(|request| {
+        let hook: Hook<'a> = Box::new(|request| {
             if UrlParts::parse(request.url).is_none() {
                 // The message does not repeat the URL: it may contain a token.
                 let message = "the URL cannot be signed; expected scheme, host, path and query only";
@@ -241,12 +239,17 @@ impl<'a> Signer<'a> {
                     ..HttpError::unsent(Failure::Invalid, message)
                 }
             })
-        }))
+        });
+        Self { hook, compare_clocks: |response| ClockDifference::of_response(response, ambient::now()) }
     }
 
-    /// Runs the hook.
-    pub(super) fn sign(self, request: &mut FinishedRequest<'_>) -> Result<(), HttpError> {
-        (self.0)(request)
+    /// Runs the hook. Returns the function that compares the clocks, for the response.
+    pub(super) fn sign(
+        self,
+        request: &mut FinishedRequest<'_>,
+    ) -> Result<fn(&Response) -> Option<ClockDifference>, HttpError> {
+        (self.hook)(request)?;
+        Ok(self.compare_clocks)
     }
 }
 
