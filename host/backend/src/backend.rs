@@ -77,6 +77,11 @@ pub trait Backend: Send + Sync + 'static {
         !self.description().topology_keys.is_empty()
     }
 
+    /// Returns `true` if the driver reads [`PublishVolume::node_identities`]. CSI has no such field.
+    fn takes_node_identities(&self) -> bool {
+        false
+    }
+
     /// Asks the driver if it is ready. CSI `Probe`.
     fn probe(&self, call: Call) -> BackendFuture<'_, Readiness>;
 

@@ -23,10 +23,14 @@ fn parse_node_count(text: &str) -> Result<usize, String> {
 
 fn parse_node(text: &str) -> Result<NodeOptions, String> {
     let mut parts = text.split(',');
-    let name = parts.next().unwrap_or_default();
-    if name.is_empty() || name.contains('=') {
-        return Err("expected the node's name first, such as node-1,topology.kubernetes.io/zone=a".to_owned());
-    }
+    let first = parts.next().unwrap_or_default();
+    let named = split_node(first).filter(|(name, _)| !name.contains('/'));
+    let (name, provider_id) = named.ok_or_else(|| {
+        format!(
+            "{first:?}: expected the node's name first, such as node-1,topology.kubernetes.io/zone=a, or with \
+             its provider ID, such as node-1=aws:///a/i-0abc"
+        )
+    })?;
     let mut labels = BTreeMap::new();
     for part in parts {
         let (label, value) = part.split_once('=').ok_or_else(|| format!("{part:?}: expected LABEL=VALUE"))?;
@@ -34,7 +38,16 @@ fn parse_node(text: &str) -> Result<NodeOptions, String> {
             return Err(format!("the label {label} was set twice"));
         }
     }
-    Ok(NodeOptions { name: name.to_owned(), labels })
+    Ok(NodeOptions { name: name.to_owned(), provider_id: provider_id.map(ToOwned::to_owned), labels })
+}
+
+/// Splits `NAME[=PROVIDER-ID]`. `None` if a part is empty.
+fn split_node(text: &str) -> Option<(&str, Option<&str>)> {
+    let (name, provider_id) = match text.split_once('=') {
+        Some((name, id)) => (name, Some(id)),
+        None => (text, None),
+    };
+    (!name.is_empty() && provider_id != Some("")).then_some((name, provider_id))
 }
 
 /// Kubernetes persistent storage from one binary; drivers are sandboxed WebAssembly components.
@@ -104,11 +117,11 @@ pub(crate) struct DevFlags {
     #[arg(long, requires = "demo")]
     pub(crate) keep_running: bool,
 
-    /// Simulated node, with labels of the Node, in place of --nodes; repeat it for more. The label
-    /// topology.kubernetes.io/zone is also the value of the driver's topology keys, unless they have labels
+    /// Simulated node, with spec.providerID and labels of the Node, in place of --nodes; repeat it for more. The
+    /// label topology.kubernetes.io/zone is also the value of the driver's topology keys, unless they have labels
     #[arg(
         long = "node",
-        value_name = "NAME[,LABEL=VALUE…]",
+        value_name = "NAME[=PROVIDER-ID][,LABEL=VALUE…]",
         value_parser = parse_node,
         conflicts_with = "nodes"
     )]

@@ -72,6 +72,8 @@ pub struct NodeDriver {
 pub struct NodeOptions {
     /// Name of the Node.
     pub name: String,
+    /// `spec.providerID` of the Node.
+    pub provider_id: Option<String>,
     /// Labels of the Node, in addition to those that the cluster sets, or in place of them.
     pub labels: BTreeMap<String, String>,
 }
@@ -79,7 +81,7 @@ pub struct NodeOptions {
 impl NodeOptions {
     /// A node without labels of its own.
     pub fn new(name: impl Into<String>) -> Self {
-        Self { name: name.into(), labels: BTreeMap::new() }
+        Self { name: name.into(), ..Self::default() }
     }
 }
 
@@ -248,7 +250,7 @@ impl DevCluster {
     ) -> Result<(), DevError> {
         let labels = node_labels(&node, number, drivers);
         let name = NodeName::from(node.name);
-        create_node(&self.client, &name, number, &labels)
+        create_node(&self.client, &name, number, (node.provider_id.as_deref(), &labels))
             .await
             .map_err(|source| DevError::Node { node: name.to_string(), source })?;
         let kubelet = Kubelet::new(Arc::clone(&self.client), name.clone(), number);
@@ -535,7 +537,7 @@ async fn create_node(
     client: &ClusterClient,
     name: &NodeName,
     number: usize,
-    labels: &Labels,
+    (provider_id, labels): (Option<&str>, &Labels),
 ) -> Result<(), ApiError> {
     let now = client.now();
     let body = json!({
@@ -546,6 +548,7 @@ async fn create_node(
             "labels": labels,
             "annotations": {names::CONTROLLER_MANAGED_ATTACH: "true"},
         },
+        "spec": provider_id.map_or_else(|| json!({}), |id| json!({"providerID": id})),
         "status": {
             "addresses": [
                 {"type": "InternalIP", "address": host_address(number)},

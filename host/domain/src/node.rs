@@ -42,6 +42,8 @@ pub struct Node {
     pub meta: ObjectMeta,
     /// `metadata.labels`
     pub labels: BTreeMap<String, String>,
+    /// `spec.providerID`: the node's ID at the cloud provider, such as `aws:///us-east-1a/i-0abc`.
+    pub provider_id: Option<Box<str>>,
     /// True if the attach-detach controller, not the kubelet, attaches volumes
     /// (`volumes.kubernetes.io/controller-managed-attach-detach`).
     pub controller_managed: bool,

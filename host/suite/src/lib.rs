@@ -23,7 +23,7 @@ mod run;
 
 pub use case::{CaseRequirement, ConformanceCase};
 pub use cases::cases;
-pub use options::SuiteOptions;
+pub use options::{SuiteOptions, TestNode};
 pub use progress::{Progress, RunControl};
 pub use report::{CaseOutcome, CaseReport, DriverIdentity, SuiteReport, TextReport};
 pub use run::{run, run_with_control};

@@ -31,8 +31,8 @@ pub struct SuiteOptions {
     /// Topology segment of the volumes, for drivers with topology. With `None`, requests have no topology,
     /// and cases that need a segment are skipped.
     pub topology: Option<Segments>,
-    /// CSI node ids of two nodes to which the driver can publish.
-    pub nodes: [NodeId; 2],
+    /// Two nodes to which the driver can publish.
+    pub nodes: [TestNode; 2],
     /// Size in bytes that volumes require. Cases also create volumes of twice this size, and expand volumes
     /// to up to four times their actual size. They require more only where they expect an error.
     pub size: u64,
@@ -53,6 +53,22 @@ pub struct SuiteOptions {
     pub concurrency: usize,
 }
 
+/// A node to which cases publish volumes.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TestNode {
+    /// CSI node ID.
+    pub id: NodeId,
+    /// Other names of the node: [`PublishVolume::node_identities`].
+    pub identities: Parameters,
+}
+
+impl TestNode {
+    /// A node without identities.
+    pub fn new(id: impl Into<NodeId>) -> Self {
+        Self { id: id.into(), identities: Parameters::new() }
+    }
+}
+
 impl Default for SuiteOptions {
     fn default() -> Self {
         Self {
@@ -71,7 +87,7 @@ impl Default for SuiteOptions {
                 },
             },
             topology: None,
-            nodes: [NodeId::new("cofferdam-test-1"), NodeId::new("cofferdam-test-2")],
+            nodes: ["cofferdam-test-1", "cofferdam-test-2"].map(TestNode::new),
             size: 1 << 20,
             seed: 0,
             command: "cofferdam backend test".to_owned(),

@@ -6,12 +6,9 @@ mod common;
 
 use std::time::Duration;
 
-use cofferdam_domain::{
-    NodeId,
-    storage::{AccessType, Secret},
-};
+use cofferdam_domain::storage::{AccessType, Secret};
 use cofferdam_fake_array::FakeArray;
-use cofferdam_suite::{CaseOutcome, SuiteOptions, SuiteReport, run};
+use cofferdam_suite::{CaseOutcome, SuiteOptions, SuiteReport, TestNode, run};
 use cofferdam_wasm::{
     BackendConfig, ComponentSource, Grant, HttpConfig, OriginConfig, PoolConfig, StateConfig,
 };
@@ -94,7 +91,7 @@ async fn memory_driver_passes_with_topology_and_known_nodes() {
         ("volumes-per-node", "10"),
     ]);
     options.topology = Some(string_map([("topology.example/zone", "a")]));
-    options.nodes = ["n1", "n2"].map(NodeId::new);
+    options.nodes = ["n1", "n2"].map(TestNode::new);
     assert_passes("memory.wasm", cofferdam_carried::MEMORY, options, &["topology", "publishing", "capacity"])
         .await;
 }
@@ -185,7 +182,7 @@ async fn array_driver_passes() {
     let secrets = [("user", "admin"), ("password", "secret")];
     options.secrets =
         secrets.map(|(name, value)| (name.to_owned(), Secret::new(value.to_owned()))).into_iter().collect();
-    options.nodes = [NodeId::new("n1"), NodeId::new("n2")];
+    options.nodes = ["n1", "n2"].map(TestNode::new);
     options.retry_timeout = Duration::from_secs(20);
     let required_interfaces =
         ["volumes", "cloning", "restoring", "publishing", "snapshots", "listing", "inspection", "crashes"];

@@ -55,7 +55,15 @@ async fn json_and_junit_reports_agree() {
     let cases = json["cases"].as_array().unwrap();
     let failed = cases.iter().find(|case| case["outcome"] == "failed").unwrap();
     assert_eq!((&failed["id"], &failed["found"]), (&"volumes/size-in-range".into(), &"8388608 bytes".into()));
+    let interrupted = SuiteReport { is_interrupted: true, ..report.clone() }.to_junit();
+    for expected in
+        ["tests=\"8\" failures=\"2\" skipped=\"2\"", "<failure message=\"the run was interrupted\"/>"]
+    {
+        assert!(interrupted.contains(expected), "{expected:?} is not in\n{interrupted}");
+    }
+    let seed = format!("<property name=\"seed\" value=\"{}\"/>", report.seed);
     let xml = report.to_junit();
+    assert!(!xml.contains("interrupted") && xml.contains(&seed), "{xml}");
     for expected in [
         "<testsuites name=\"broken.wasm\" tests=\"7\" failures=\"1\" skipped=\"2\"",
         "<testsuite name=\"volumes\" tests=\"1\" failures=\"1\" skipped=\"0\">",

@@ -28,6 +28,8 @@ impl Kind for Node {
         #[derive(Deserialize, Default)]
         #[serde(default)]
         struct Spec {
+            #[serde(rename = "providerID")]
+            provider_id: Option<Box<str>>,
             taints: Option<Vec<Taint>>,
         }
         #[derive(Deserialize)]
@@ -86,6 +88,7 @@ impl Kind for Node {
             name,
             meta,
             labels: labels.iter().map(|(key, value)| (key.into(), value.into())).collect(),
+            provider_id: spec.provider_id.filter(|id| !id.is_empty()),
             controller_managed: managed,
             ready: status.conditions.iter().flatten().any(ready),
             out_of_service: taints.iter().any(|taint| &*taint.key == names::OUT_OF_SERVICE_TAINT),
@@ -111,13 +114,13 @@ mod tests {
     use crate::objects::decode::object;
 
     #[test]
-    fn node_volume_status_conditions_and_taints_are_decoded() {
+    fn node_spec_and_status_are_decoded() {
         let json = json!({
             "metadata": {
                 "name": "n", "resourceVersion": "7",
                 "annotations": {"volumes.kubernetes.io/controller-managed-attach-detach": ""},
             },
-            "spec": {"taints": [
+            "spec": {"providerID": "aws:///a/i-0abc", "taints": [
                 {"key": "node.kubernetes.io/out-of-service", "effect": "NoExecute"},
                 {"key": "d.example.com/agent-not-ready", "effect": "NoExecute"},
                 {"key": "d.example.com/agent-not-ready", "effect": "NoSchedule"},
@@ -133,6 +136,7 @@ mod tests {
         });
         let node = object::<Node>(&json.to_string()).unwrap().unwrap();
         assert!(node.controller_managed && node.ready && node.out_of_service);
+        assert_eq!(node.provider_id.as_deref(), Some("aws:///a/i-0abc"));
         assert_eq!(*node.startup_taints, ["a.example.com".into(), "d.example.com".into()]);
         let volume = |name: &str, attached, device_path: &str, in_use| NodeVolumeStatus {
             name: name.into(),
@@ -143,11 +147,12 @@ mod tests {
         let (a, b) = (volume("a", true, "", false), volume("b", true, "/dev/b", true));
         assert_eq!(*node.volumes, [a, b.clone(), volume("c", false, "", true)]);
         assert_eq!((node.volume(&"b".into()), node.volume(&"d".into())), (Some(&b), None));
-        let bare = json!({"metadata": {"name": "n", "resourceVersion": "7"}, "status": {"conditions": [
+        let bare = json!({"metadata": {"name": "n", "resourceVersion": "7"}, "spec": {"providerID": ""}, "status": {"conditions": [
             {"type": "Ready", "status": "Unknown"}, {"type": "DiskPressure", "status": "True"},
         ]}});
         let node = object::<Node>(&bare.to_string()).unwrap().unwrap();
         assert!(!node.controller_managed && !node.ready && !node.out_of_service && node.volumes.is_empty());
+        assert_eq!(node.provider_id, None);
     }
 
     #[test]

@@ -5,8 +5,9 @@ use std::{collections::BTreeMap, path::PathBuf};
 use clap::{Args, Subcommand, ValueEnum};
 use cofferdam_domain::{
     ClusterId, Quantity, ReclaimPolicy, Uid, VolumeName,
-    storage::{AccessType, CsiAccessMode, SnapshotOwner, VolumeCapability, VolumeOwner},
+    storage::{AccessType, CsiAccessMode, PROVIDER_ID, SnapshotOwner, VolumeCapability, VolumeOwner},
 };
+use cofferdam_suite::TestNode;
 
 /// Subcommands of `backend`.
 #[derive(Debug, Subcommand)]
@@ -249,9 +250,15 @@ pub(crate) struct TestFlags {
     )]
     pub(crate) topology: Option<TopologyArg>,
 
-    /// Node to publish to; repeat it for the second node [default: two node names]
-    #[arg(long = "node", value_name = "NODE", help_heading = "Requests to the driver")]
-    pub(crate) nodes: Vec<String>,
+    /// Node to publish to, with spec.providerID of its Node; repeat it for the second node [default: two node
+    /// names]
+    #[arg(
+        long = "node",
+        value_name = "NODE[=PROVIDER-ID]",
+        value_parser = parse_test_node,
+        help_heading = "Requests to the driver"
+    )]
+    pub(crate) nodes: Vec<TestNode>,
 
     /// Deadline of one call
     #[arg(long, value_name = "DURATION", default_value = "30s")]
@@ -362,8 +369,8 @@ pub(crate) struct ArgumentFlags {
     #[arg(long = "context", value_name = "KEY=VALUE", value_parser = parse_pair)]
     pub(crate) context: Vec<(String, String)>,
 
-    /// Identity of the node in a storage protocol, such as iscsi-initiator=iqn.2024-01.example:n1; repeat it
-    /// for more
+    /// Other name of the node, such as provider-id=aws:///a/i-0abc or iscsi-initiator=iqn.2024-01.example:n1;
+    /// repeat it for more
     #[arg(long = "node-identity", value_name = "KEY=VALUE", value_parser = parse_pair)]
     pub(crate) node_identity: Vec<(String, String)>,
 
@@ -477,6 +484,13 @@ fn parse_pair(text: &str) -> Result<(String, String), String> {
         // Do not quote the text: it may be a secret.
         Some(_) | None => Err("expected KEY=VALUE".to_owned()),
     }
+}
+
+fn parse_test_node(text: &str) -> Result<TestNode, String> {
+    let (id, provider_id) = super::split_node(text)
+        .ok_or_else(|| format!("{text:?}: expected a node ID, or NODE=PROVIDER-ID"))?;
+    let identities = provider_id.map(|id| (PROVIDER_ID.to_owned(), id.to_owned()));
+    Ok(TestNode { identities: identities.into_iter().collect(), ..TestNode::new(id) })
 }
 
 /// A topology segment.

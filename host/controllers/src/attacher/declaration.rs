@@ -24,7 +24,8 @@ use crate::{
 pub const ROLE: Role = Role::new("attacher");
 
 /// RBAC rules of external-attacher, in addition to those of every process. The Secrets are those of
-/// `controllerPublishSecretRef`. Nodes are read for the annotation `confirm-detached` only.
+/// `controllerPublishSecretRef`. Nodes are read for their identities and for the annotation
+/// `confirm-detached`.
 const RULES: &[Rule] = &[
     Rule::cluster(CORE, "nodes", &["get"]),
     Rule::cluster(CORE, "persistentvolumes", &["patch"]),

@@ -21,7 +21,7 @@ use cofferdam_domain::{
     DriverName, Node, NodeId, Volume, VolumeAttachment, VolumeAttachmentName, VolumeHandle, VolumeName,
     names,
     storage::{
-        Ability, ErrorKind, Feature, PublishVolume, Secrets, StorageError,
+        Ability, ErrorKind, Feature, Parameters, PublishVolume, Secrets, StorageError,
         connection_info::into_publish_context,
     },
     term::Term,
@@ -472,11 +472,14 @@ impl Attacher {
         &'a self,
         backend: &dyn Backend,
         attachment: &VolumeAttachment,
-        request: PublishVolume,
+        mut request: PublishVolume,
         state: &mut ReconcileState<'a>,
         recorder: &StepRecorder,
     ) -> Result<(), ReconcileResult> {
         self.acquire_lock(attachment, &request.handle, state)?;
+        if backend.takes_node_identities() {
+            request.node_identities = self.read_node_identities(attachment).await?;
+        }
         let call = self.call(state);
         let text = format!("{} publishes the volume to {}", attachment.attacher, request.node_id);
         let started = Instant::now();
@@ -496,6 +499,21 @@ impl Attacher {
                 Ok(())
             }
             Err(error) => Err(self.fail_write(attachment, &error).await),
+        }
+    }
+
+    /// Reads the Node's identities live: nothing else in this role needs a watch of Nodes. They are empty if
+    /// the Node does not exist.
+    async fn read_node_identities(
+        &self,
+        attachment: &VolumeAttachment,
+    ) -> Result<Parameters, ReconcileResult> {
+        match self.context.writer.get::<Node>(&attachment.node).await {
+            Ok(node) => Ok(node.as_ref().map(rules::node_identities).unwrap_or_default()),
+            Err(error) => {
+                let failure = format!("cannot read Node {}: {error}", attachment.node);
+                Err(self.fail(attachment, failure.into()).await)
+            }
         }
     }
 

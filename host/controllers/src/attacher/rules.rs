@@ -13,7 +13,9 @@ use cofferdam_cluster::{Cache, Lookup};
 use cofferdam_domain::{
     AccessMode, DriverName, Node, NodeId, NodeName, Volume, VolumeAttachment, VolumeAttachmentSource,
     VolumeHandle, VolumeMode, VolumeName, names,
-    storage::{AccessType, CsiAccessMode, PublishVolume, VolumeCapability, connection_info},
+    storage::{
+        AccessType, CsiAccessMode, PROVIDER_ID, Parameters, PublishVolume, VolumeCapability, connection_info,
+    },
     volume::{CsiVolumeSource, SecretRef},
 };
 
@@ -419,6 +421,12 @@ pub fn node_id(cache: &Cache, attachment: &VolumeAttachment) -> Result<NodeId, A
     let id = csi_node.node_ids.get(attacher).filter(|id| !id.as_str().is_empty());
     id.cloned()
         .ok_or_else(|| AttachmentError::DriverNotRegistered { node: node.clone(), driver: attacher.clone() })
+}
+
+/// The identities of a Node for drivers that take them.
+pub fn node_identities(node: &Node) -> Parameters {
+    let provider_id = node.provider_id.iter().map(|id| (PROVIDER_ID.to_owned(), id.to_string()));
+    provider_id.collect()
 }
 
 /// The node ID in the VolumeAttachment's annotation. It is written before the volume is published with this

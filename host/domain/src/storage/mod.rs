@@ -215,6 +215,9 @@ pub enum Validation {
     Refused(String),
 }
 
+/// The kind of [`PublishVolume::node_identities`] that is `spec.providerID` of the Node.
+pub const PROVIDER_ID: &str = "provider-id";
+
 /// Arguments of ControllerPublishVolume.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct PublishVolume {
@@ -222,7 +225,7 @@ pub struct PublishVolume {
     pub handle: VolumeHandle,
     /// CSI `node_id` of the node.
     pub node_id: NodeId,
-    /// Names of the node in storage protocols by kind of name, such as `iscsi-initiator`. Empty if unknown.
+    /// Other names of the node by kind of name, such as [`PROVIDER_ID`] or `iscsi-initiator`. Empty if unknown.
     pub node_identities: Parameters,
     /// Capability on the node.
     pub capability: VolumeCapability,

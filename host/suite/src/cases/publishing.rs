@@ -12,7 +12,7 @@ use cofferdam_domain::{
 use super::case;
 use crate::{
     CaseRequirement::{Exports, HasFeature, ListingOrInspection},
-    ConformanceCase,
+    ConformanceCase, TestNode,
     check::{
         CaseResult, expect_equal, expect_final_error, expect_success, expect_success_or_final_error,
         expect_that, skip,
@@ -112,10 +112,11 @@ impl SuiteContext {
     /// A request to publish a volume to the run's first node (0) or second node, with the run's capability.
     pub(super) fn publish_request(&self, volume: &CreatedVolume, node: usize) -> PublishVolume {
         let [first, second] = &self.options.nodes;
+        let TestNode { id, identities } = if node == 0 { first } else { second };
         PublishVolume {
             handle: volume.handle.clone(),
-            node_identities: std::collections::BTreeMap::new(),
-            node_id: if node == 0 { first.clone() } else { second.clone() },
+            node_identities: identities.clone(),
+            node_id: id.clone(),
             capability: self.options.capability.clone(),
             read_only: false,
             context: volume.context.clone(),
@@ -216,7 +217,7 @@ async fn unpublish_is_idempotent(context: &SuiteContext) -> CaseResult {
     let [_, unpublished_node] = &context.options.nodes;
     expect_success(
         "unpublish from a node that never had it",
-        context.unpublish(&volume.handle, Some(unpublished_node)).await,
+        context.unpublish(&volume.handle, Some(&unpublished_node.id)).await,
     )
 }
 
@@ -232,7 +233,7 @@ async fn unpublish_all(context: &SuiteContext) -> CaseResult {
 
 async fn unpublish_unknown(context: &SuiteContext) -> CaseResult {
     let ghost = context.nonexistent_volume().handle;
-    for node in [context.options.nodes.first(), None] {
+    for node in [context.options.nodes.first().map(|node| &node.id), None] {
         expect_success("unpublishing a volume that does not exist", context.unpublish(&ghost, node).await)?;
     }
     Ok(())

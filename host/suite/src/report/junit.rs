@@ -1,4 +1,5 @@
-//! JUnit XML: a test suite per interface or topic, a test case per rule.
+//! JUnit XML: a test suite per interface or topic, a test case per rule. Each test suite has the seed as a
+//! property. An interrupted run is a failed test case of its own.
 
 use std::{fmt::Write as _, time::Duration};
 
@@ -23,19 +24,32 @@ fn escape_xml(text: &str) -> String {
     escaped
 }
 
+/// The test suite of an interrupted run.
+const INTERRUPTED: &str = "  <testsuite name=\"run\" tests=\"1\" failures=\"1\" skipped=\"0\">
+    <testcase classname=\"cofferdam.run\" name=\"run/complete\" time=\"0.000\"><failure \
+message=\"the run was interrupted\"/></testcase>
+  </testsuite>
+";
+
 pub(super) fn write(report: &SuiteReport) -> String {
     let (_, failed, skipped) = report.totals();
+    let interrupts = usize::from(report.is_interrupted);
+    let failures = failed + interrupts;
     let mut xml = String::from("<?xml version=\"1.0\" encoding=\"UTF-8\"?>\n");
     // Writing to a text cannot fail.
     let _ = writeln!(
         xml,
-        "<testsuites name=\"{}\" tests=\"{}\" failures=\"{failed}\" skipped=\"{skipped}\" time=\"{}\">",
+        "<testsuites name=\"{}\" tests=\"{}\" failures=\"{failures}\" skipped=\"{skipped}\" \
+         time=\"{}\">",
         escape_xml(&report.source),
-        report.entries.len(),
+        report.entries.len() + interrupts,
         seconds(report.entries.iter().map(|entry| entry.elapsed).sum()),
     );
     for group in report.entries.chunk_by(|left, right| left.case.interface() == right.case.interface()) {
         write_suite(&mut xml, group, report);
+    }
+    if report.is_interrupted {
+        xml.push_str(INTERRUPTED);
     }
     xml.push_str("</testsuites>\n");
     xml
@@ -51,7 +65,9 @@ fn write_suite(xml: &mut String, group: &[CaseReport], report: &SuiteReport) {
     let tests = group.len();
     let _ = writeln!(
         xml,
-        "  <testsuite name=\"{name}\" tests=\"{tests}\" failures=\"{failed}\" skipped=\"{skipped}\">"
+        "  <testsuite name=\"{name}\" tests=\"{tests}\" failures=\"{failed}\" skipped=\"{skipped}\">\n    \
+         <properties><property name=\"seed\" value=\"{}\"/></properties>",
+        report.seed
     );
     for entry in group {
         let (id, time) = (escape_xml(entry.case.id), seconds(entry.elapsed));

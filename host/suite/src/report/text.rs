@@ -66,7 +66,7 @@ impl TextReport {
     /// Writes a case that passed or failed. A skipped case is written at the end of its interface or topic.
     ///
     /// A failure whose result equals that of an earlier one, except for the names of the run, has no details but
-    /// the expectation and the command that repeats it.
+    /// the expectation.
     pub fn case(&mut self, entry: &CaseReport) {
         let interface = entry.case.interface();
         if interface != self.interface {
@@ -94,7 +94,6 @@ impl TextReport {
                     Some(first) => {
                         self.line(format_args!("  {mark} {name}  as {first}"));
                         self.line(format_args!("            expected  {expected}"));
-                        self.rerun_line(entry.case.id);
                     }
                     None => {
                         self.line(format_args!("  {mark} {name}"));
@@ -147,6 +146,9 @@ impl TextReport {
         }
         self.line(format_args!("            expected  {expected}"));
         self.line(format_args!("            found     {found}"));
+        if let Some(hint) = hint(expected, found) {
+            self.line(format_args!("            hint      {hint}"));
+        }
         self.rerun_line(entry.case.id);
     }
 
@@ -194,6 +196,21 @@ impl TextReport {
     }
 }
 
+/// Returns the flag of the run that may be the cause of a failure, in place of the driver.
+fn hint(expected: &str, found: &str) -> Option<&'static str> {
+    if !expected.ends_with(": success") {
+        return None;
+    }
+    let (kind, _) = found.split_once(' ')?;
+    match kind {
+        "OutOfRange" => Some("if the storage has no volumes of this size, set one that it has: --size"),
+        "NotFound" if expected.starts_with("publish") => {
+            Some("if the storage does not know the nodes of the run, set two that it knows: --node")
+        }
+        _ => None,
+    }
+}
+
 /// The id of a case after `/`.
 fn case_name(entry: &CaseReport) -> &'static str {
     entry.case.id.split_once('/').map_or(entry.case.id, |(_, name)| name)
@@ -232,6 +249,27 @@ mod tests {
     }
 
     #[test]
+    fn hints_name_the_flag_that_the_storage_may_need() {
+        let size = "OutOfRange (final): expected a multiple of 1 GiB";
+        let node = "NotFound (final): no instance \"cofferdam-test-1\"";
+        let table = [
+            ("create: success", size, Some("--size")),
+            ("create a volume that is too large: OutOfRange, final; or success", size, None),
+            ("publish to the first node: success", node, Some("--node")),
+            ("delete: success", node, None),
+            ("create: success", "Internal (final): OutOfRange", None),
+        ];
+        for (expected, found, flag) in table {
+            let found_hint = hint(expected, found);
+            assert_eq!(found_hint.is_some(), flag.is_some(), "{expected}: {found_hint:?}");
+            assert!(
+                flag.is_none_or(|flag| found_hint.unwrap().ends_with(flag)),
+                "{expected}: {found_hint:?}"
+            );
+        }
+    }
+
+    #[test]
     fn failures_with_the_same_result_are_grouped() {
         let mut report = SuiteReport::new("array.wasm".to_owned(), 1, "cofferdam backend test".to_owned());
         let trap = "Internal (outcome unknown): the volume cofferdam-test-00000001-a-7 has no zone";
@@ -245,7 +283,7 @@ mod tests {
         let ids: Vec<_> = cases().take(4).map(|case| case.id).collect();
         assert!(text.contains(&format!("  as {}\n", ids[0])), "{text}");
         assert_eq!(text.matches("found     ").count(), 3, "{text}");
-        assert_eq!(text.matches("rerun     ").count(), 4, "{text}");
+        assert_eq!(text.matches("rerun     ").count(), 3, "{text}");
         let grouped = format!("\n2 cases failed with the same result: {}, {}\n", ids[0], ids[1]);
         assert!(text.contains(&grouped), "{text}");
     }

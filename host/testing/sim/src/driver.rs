@@ -130,6 +130,8 @@ pub struct ListingBehavior {
 pub struct PublishingBehavior {
     /// The driver does not publish volumes: they are reachable from every node.
     pub unsupported: bool,
+    /// The driver takes the node's identities, as components do.
+    pub takes_node_identities: bool,
     /// Faults of publish calls: one for each call, in order. Later calls have no fault.
     pub publish_faults: Vec<DriverFault>,
     /// Faults of unpublish calls: one for each call, in order. Later calls have no fault.
@@ -158,6 +160,8 @@ pub struct SnapshotBehavior {
     pub unsupported: bool,
     /// Number of create calls of a snapshot after which it is ready, beyond the first one.
     pub polls_until_ready: usize,
+    /// Every snapshot has a handle of its own, also if another one had its name before.
+    pub has_unique_handles: bool,
     /// Faults of create calls: one for each call, in order. Later calls have no fault.
     pub create_faults: Vec<DriverFault>,
     /// Faults of delete calls: one for each call, in order. Later calls have no fault.
@@ -176,6 +180,8 @@ impl SnapshotBehavior {
 /// A snapshot of the array.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ArraySnapshot {
+    /// The handle.
+    pub handle: SnapshotHandle,
     /// The request that created the snapshot.
     pub request: CreateSnapshot,
     /// Size of the source, in bytes.
@@ -211,6 +217,7 @@ struct Array {
     delete_faults: VecDeque<DriverFault>,
     topology: TopologyBehavior,
     supports_publish: bool,
+    takes_node_identities: bool,
     publish_faults: VecDeque<DriverFault>,
     unpublish_faults: VecDeque<DriverFault>,
     /// Publish requests that have taken effect, without mount options.
@@ -235,6 +242,9 @@ struct Array {
     /// Handles of the volumes with an expand or modify call in progress.
     changes_in_progress: BTreeSet<String>,
     supports_snapshots: bool,
+    has_unique_snapshot_handles: bool,
+    /// Number of snapshots that were created so far.
+    created_snapshots: usize,
     /// Snapshots by name.
     snapshots: BTreeMap<String, ArraySnapshot>,
     polls_until_ready: usize,
@@ -288,8 +298,11 @@ impl ScriptedDriver {
             create_faults: create_faults.into(),
             delete_faults: delete_faults.into(),
             supports_publish: true,
+            takes_node_identities: false,
             supports_resize: true,
             supports_snapshots: true,
+            has_unique_snapshot_handles: false,
+            created_snapshots: 0,
             ..Array::default()
         };
         Self { array: Arc::new(Mutex::new(array)), user_actions, journal, clock }
@@ -306,6 +319,7 @@ impl ScriptedDriver {
     pub fn set_publishing(&self, publishing: PublishingBehavior) {
         let mut array = self.lock();
         array.supports_publish = !publishing.unsupported;
+        array.takes_node_identities = publishing.takes_node_identities;
         array.publish_faults = publishing.publish_faults.into();
         array.unpublish_faults = publishing.unpublish_faults.into();
     }
@@ -348,6 +362,7 @@ impl ScriptedDriver {
     pub fn set_snapshots(&self, snapshots: SnapshotBehavior) {
         let mut array = self.lock();
         array.supports_snapshots = !snapshots.unsupported;
+        array.has_unique_snapshot_handles = snapshots.has_unique_handles;
         array.polls_until_ready = snapshots.polls_until_ready;
         array.snapshot_faults = snapshots.create_faults.into();
         array.snapshot_delete_faults = snapshots.delete_faults.into();
@@ -358,7 +373,8 @@ impl ScriptedDriver {
     pub fn insert_snapshot(&self, request: CreateSnapshot) {
         let mut array = self.lock();
         let calls = array.polls_until_ready + 1;
-        array.snapshots.insert(request.name.clone(), ArraySnapshot { request, size: 1 << 30, calls });
+        let handle = array.new_snapshot_handle(&request.name);
+        array.snapshots.insert(request.name.clone(), ArraySnapshot { handle, request, size: 1 << 30, calls });
     }
 
     /// Removes a snapshot from the array.
@@ -553,7 +569,7 @@ impl ScriptedDriver {
         let Some(ContentSource::Snapshot(handle)) = &request.source else { return None };
         let mut array = self.lock();
         let is_static = !handle.as_str().starts_with("handle-");
-        if is_static || array.snapshots.contains_key(snapshot_key) || array.volumes.contains_key(key) {
+        if is_static || array.snapshot(snapshot_key, handle).is_some() || array.volumes.contains_key(key) {
             return None;
         }
         array.remove_pending(key, request);
@@ -575,11 +591,17 @@ impl ScriptedDriver {
             array.pending_snapshots.remove(&key);
             return Err(StorageError::with_known_effect(ErrorKind::NotFound, "no such source volume"));
         }
-        let size = size.unwrap_or(1 << 30);
-        let snapshot = array.snapshots.entry(key).or_insert(ArraySnapshot { request, size, calls: 0 });
+        let mut snapshot = match array.snapshots.remove(&key) {
+            Some(snapshot) => snapshot,
+            None => {
+                let handle = array.new_snapshot_handle(&request.name);
+                ArraySnapshot { handle, request, size: size.unwrap_or(1 << 30), calls: 0 }
+            }
+        };
         snapshot.calls += 1;
-        let snapshot = snapshot.clone();
-        Ok(array.status_of(&snapshot))
+        let status = array.status_of(&snapshot);
+        array.snapshots.insert(key, snapshot);
+        Ok(status)
     }
 
     fn list_page(&self, listing: ListingBehavior, request: &PageRequest) -> VolumePage {
@@ -626,9 +648,10 @@ fn preferred_segments(request: &CreateVolume) -> Vec<&Segments> {
     request.topology.iter().flat_map(|topology| &topology.preferred).collect()
 }
 
-/// The name of a snapshot of the array.
-fn snapshot_name(handle: &SnapshotHandle) -> &str {
-    handle.as_str().strip_prefix("handle-").unwrap_or_default()
+/// The name of a snapshot of the array; empty for another snapshot.
+pub(super) fn snapshot_name(handle: &str) -> &str {
+    let name = handle.strip_prefix("handle-").unwrap_or_default();
+    name.split_once('.').map_or(name, |(name, _)| name)
 }
 
 /// The volume that a request clones.
@@ -688,10 +711,23 @@ impl Array {
         }
     }
 
+    /// The handle of the next snapshot, which has this name.
+    fn new_snapshot_handle(&mut self, name: &str) -> SnapshotHandle {
+        self.created_snapshots += 1;
+        let number = self.created_snapshots;
+        let suffix = if self.has_unique_snapshot_handles { format!(".{number}") } else { String::new() };
+        format!("handle-{name}{suffix}").into()
+    }
+
+    /// The snapshot with this key, if it has this handle.
+    fn snapshot(&self, key: &str, handle: &SnapshotHandle) -> Option<&ArraySnapshot> {
+        self.snapshots.get(key).filter(|snapshot| snapshot.handle == *handle)
+    }
+
     /// The status that the driver returns for a snapshot.
     fn status_of(&self, snapshot: &ArraySnapshot) -> Snapshot {
         Snapshot {
-            handle: format!("handle-{}", snapshot.request.name).into(),
+            handle: snapshot.handle.clone(),
             source: snapshot.request.source.clone(),
             size: Some(snapshot.size),
             created_at_ms: 1_700_000_000_000,
@@ -881,7 +917,7 @@ impl CrashingBackend {
 
     /// The array's key of the snapshot with this handle.
     fn snapshot_key(&self, handle: &SnapshotHandle) -> String {
-        self.array_key(snapshot_name(handle))
+        self.array_key(snapshot_name(handle.as_str()))
     }
 
     /// The array's key of the snapshot that is the source of a volume; empty without one.
@@ -972,6 +1008,10 @@ impl Backend for CrashingBackend {
 
     fn has_topology(&self) -> bool {
         !self.driver.lock().topology.keys.is_empty()
+    }
+
+    fn takes_node_identities(&self) -> bool {
+        self.driver.lock().takes_node_identities
     }
 
     fn creates_volumes(&self) -> bool {
@@ -1146,7 +1186,9 @@ impl Backend for CrashingBackend {
             let (response_lost, _) = self.inject(fault).await?;
             {
                 let mut array = self.driver.lock();
-                array.snapshots.remove(&key);
+                if array.snapshot(&key, &handle).is_some() {
+                    array.snapshots.remove(&key);
+                }
                 array.pending_snapshots.remove(&key);
             }
             self.effects.record(Effect::Call(call)).await;
@@ -1161,7 +1203,7 @@ impl Backend for CrashingBackend {
             let array = self.driver.lock();
             // A static snapshot is one of a static volume.
             let is_static = !handle.as_str().starts_with("handle-");
-            match array.snapshots.get(&self.snapshot_key(&handle)) {
+            match array.snapshot(&self.snapshot_key(&handle), &handle) {
                 Some(snapshot) => Ok(array.status_of(snapshot)),
                 None if is_static => Ok(Snapshot {
                     handle: handle.clone(),
@@ -1209,7 +1251,9 @@ impl Backend for CrashingBackend {
         let request = without_mount_flags(request);
         let publication = (request.handle.to_string(), request.node_id.to_string());
         let mode = if request.read_only { " read-only" } else { "" };
-        let text = format_call("publish", &call, &request.handle, &publication.1, mode);
+        let identities = request.node_identities.iter().map(|(kind, name)| format!(" {kind}={name}"));
+        let suffix = format!("{mode}{}", identities.collect::<String>());
+        let text = format_call("publish", &call, &request.handle, &publication.1, &suffix);
         self.run(call, spec, async move {
             self.effects.wait_if_crashed().await;
             let _call = self.start_call();

@@ -37,6 +37,7 @@ use crate::{
     driver::{
         ArraySnapshot, Clock, DriverFault, JournalReader, ListingBehavior, PublishingBehavior,
         ResizingBehavior, ScriptedDriver, SnapshotBehavior, TopologyBehavior, UserActionHandler,
+        snapshot_name,
     },
     effects::{ApiFault, Effect, Effects, Interruption},
     fixture::{
@@ -998,11 +999,15 @@ fn snapshot_violations(
         owner.is_some_and(|owner| owner.retain)
     };
     let possible: BTreeSet<&String> = array.keys().chain(pending).filter(|name| !is_retained(name)).collect();
-    let has_content = |key: &str| handles.contains(format!("handle-{}", split_key(key).1).as_str());
+    let names: BTreeSet<&str> = handles.iter().map(|handle| snapshot_name(handle)).collect();
+    let has_content = |key: &String| match array.get(key) {
+        Some(snapshot) => handles.contains(snapshot.handle.as_str()),
+        None => names.contains(split_key(key).1),
+    };
     let leaked = possible.into_iter().filter(|key| !has_content(key));
     let leaked = leaked.map(|key| format!("leaked: {key} has no VolumeSnapshotContent"));
-    let names: BTreeSet<&str> = array.keys().map(|key| split_key(key).1).collect();
-    let is_lost = |handle: &&&str| handle.strip_prefix("handle-").is_some_and(|name| !names.contains(name));
+    let stored: BTreeSet<&str> = array.values().map(|snapshot| snapshot.handle.as_str()).collect();
+    let is_lost = |handle: &&&str| handle.starts_with("handle-") && !stored.contains(**handle);
     let lost = handles.iter().filter(is_lost).map(|handle| format!("lost: {handle} does not exist"));
     leaked.chain(lost).collect()
 }

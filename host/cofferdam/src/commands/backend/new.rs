@@ -22,8 +22,18 @@ const WORKSPACE_LOCK: &str = include_str!("../../../../../Cargo.lock");
 /// Toolchain file of this workspace: version of the compiler with which the SDK was built and tested.
 const RUST_TOOLCHAIN_FILE: &str = include_str!("../../../../../rust-toolchain.toml");
 /// Dependencies of the SDK and the starter.
-const DEPENDENCIES: [&str; 9] =
-    ["http", "percent-encoding", "quick-xml", "serde", "serde_json", "sha1", "sha2", "time", "wit-bindgen"];
+const DEPENDENCIES: [&str; 10] = [
+    "base64",
+    "http",
+    "percent-encoding",
+    "quick-xml",
+    "serde",
+    "serde_json",
+    "sha1",
+    "sha2",
+    "time",
+    "wit-bindgen",
+];
 /// Name of the SDK's crate.
 const SDK_CRATE: &str = "cofferdam-guest";
 /// Suffix of the driver's name after the crate's name.

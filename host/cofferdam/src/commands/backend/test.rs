@@ -6,10 +6,7 @@ use std::{
     time::{Duration, SystemTime, UNIX_EPOCH},
 };
 
-use cofferdam_domain::{
-    NodeId,
-    storage::{AccessType, VolumeCapability},
-};
+use cofferdam_domain::storage::{AccessType, VolumeCapability};
 use cofferdam_suite::{CaseOutcome, Progress, RunControl, SuiteOptions, TextReport, cases, run_with_control};
 use parking_lot::Mutex;
 use tokio::sync::mpsc;
@@ -154,7 +151,7 @@ fn suite_options(
     };
     let nodes = match flags.nodes.as_slice() {
         [] => base.nodes.clone(),
-        [first, second] if first != second => [first.as_str(), second.as_str()].map(NodeId::new),
+        [first, second] if first.id != second.id => [first.clone(), second.clone()],
         names => {
             let names = names.len();
             return Err(BackendCommandError::Argument(format!(

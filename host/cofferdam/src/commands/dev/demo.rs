@@ -233,7 +233,7 @@ impl Demo<'_> {
         let is_bound_to_node = found.spec.is_some_and(|spec| spec.node_affinity.is_some());
         let skip_reason = match (count < 2, is_bound_to_node, self.on_every_node) {
             (true, ..) => Some("there is no other node"),
-            (false, true, _) => Some("the volume is on this node only"),
+            (false, true, _) => Some("the volume is reachable from some nodes only"),
             (false, false, false) => Some("the driver is on this node only"),
             (false, false, true) => None,
         };

@@ -337,7 +337,10 @@ impl DevSession {
             client::connect_with_kubeconfig(&self.serving.kubeconfig(), "of dev mode").await?;
         let state = || match &driver.kind {
             DriverKind::Component(backend) => {
-                backend.interfaces().grants.contains(&Grant::State).then(|| backend.state_keys())
+                // The volumes of a driver with requests are at its array, and its state may lack them.
+                let grants = &backend.interfaces().grants;
+                let has_volumes = grants.contains(&Grant::State) && !grants.contains(&Grant::Http);
+                has_volumes.then(|| backend.state_keys())
             }
             DriverKind::Csi(_) => None,
         };
@@ -462,13 +465,18 @@ fn class_name(driver: &LoadedDriver) -> String {
 }
 
 /// Binding mode and allowed topology of a StorageClass. With a simulated node, the class of a node-local
-/// driver is WaitForFirstConsumer and restricted to `node`; every other class is Immediate.
+/// driver is WaitForFirstConsumer and restricted to `node`, and that of a driver with topology keys is
+/// WaitForFirstConsumer; every other class is Immediate.
 fn topology_of_class(backend: &dyn Backend, node: Option<&str>) -> Value {
     match (backend.description().placement, node) {
         (Placement::Node, Some(node)) => json!({
             "volumeBindingMode": "WaitForFirstConsumer",
             "allowedTopologies": [{"matchLabelExpressions": [{"key": NODE_TOPOLOGY_KEY, "values": [node]}]}],
         }),
+        // The scheduler chooses the zone.
+        (Placement::Central, Some(_)) if !backend.description().topology_keys.is_empty() => {
+            json!({"volumeBindingMode": "WaitForFirstConsumer"})
+        }
         (Placement::Node, None) | (Placement::Central, _) => json!({"volumeBindingMode": "Immediate"}),
     }
 }

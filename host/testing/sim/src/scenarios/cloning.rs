@@ -120,6 +120,8 @@ pub(super) fn scenarios() -> Vec<Scenario> {
                 Box::new(DriverFault::LostRequest),
             )],
             events: FAILED_THEN_SUCCEEDED,
+            // The second call may follow an attempt to delete the source.
+            delayed_events: &["v Warning VolumeFailedDelete"],
             calls: &["create a from static-v", "create a from static-v", "delete static-v"],
             ..clone_only()
         },

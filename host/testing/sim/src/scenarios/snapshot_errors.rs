@@ -221,6 +221,18 @@ pub(super) fn scenarios() -> Vec<Scenario> {
             ..base()
         },
         Scenario {
+            name: "snapshot deleted at the driver before it is ready: another one takes its place",
+            actions: after_source("Delete", [Create(snapshot()), Until(CallsCompleted(1)), RemoveSnapshots]),
+            snapshotting: SnapshotBehavior {
+                polls_until_ready: 2,
+                has_unique_handles: true,
+                ..SnapshotBehavior::default()
+            },
+            calls: &[CREATE, CREATE, CREATE, CREATE],
+            repeats_calls: true,
+            ..taken()
+        },
+        Scenario {
             name: "snapshot deleted at the driver: a restore fails, and content and VolumeSnapshot can be deleted",
             actions: after_source(
                 "Delete",

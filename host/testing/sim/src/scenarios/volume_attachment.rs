@@ -11,7 +11,7 @@ use crate::{
     UserAction::{self, AwaitPublished, Create, Delete, Patch, Settle, Until, Wait},
     WaitFor::{CallsCompleted, Deleted},
     WorkKind,
-    objects::{CLAIM, claim, csi_node, volume, volume_attachment, with},
+    objects::{CLAIM, claim, csi_node, ready_node, volume, volume_attachment, with},
     scenario::Scenario,
 };
 
@@ -205,6 +205,22 @@ pub(super) fn scenarios() -> Vec<Scenario> {
             publishing: PublishingBehavior { unsupported: true, ..PublishingBehavior::default() },
             attachments: &["a attached"],
             ..base()
+        },
+        Scenario {
+            name: "driver that takes node identities: the publish call has spec.providerID of the Node",
+            actions: after_setup([
+                Create(with(ready_node("n"), &json!({"spec": {"providerID": "cloud:///zone/i-1"}}))),
+                attach(),
+            ]),
+            publishing: PublishingBehavior { takes_node_identities: true, ..PublishingBehavior::default() },
+            calls: &["publish static-v id provider-id=cloud:///zone/i-1"],
+            ..attached()
+        },
+        Scenario {
+            name: "driver that takes node identities, of a Node that does not exist: it gets none",
+            actions: after_setup([attach()]),
+            publishing: PublishingBehavior { takes_node_identities: true, ..PublishingBehavior::default() },
+            ..attached()
         },
         Scenario {
             name: "PersistentVolume deleted while a VolumeAttachment names it: \
