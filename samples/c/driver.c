@@ -1,7 +1,9 @@
-// A small storage driver: its volumes are entries of the host's `state`, and hold no data.
+// A small storage driver. Its volumes and snapshots are entries of the host's `state` and hold no data.
 //
-// Every call runs in a fresh instance, so nothing is freed here: memory goes with the call. What is returned is allocated all
-// the same, because the generated code frees it. `abort` ends the call as a trap, so what can fail is answered on purpose.
+// Every call runs in a fresh instance, so nothing is freed. Texts of a result are allocated: the generated code frees them.
+// `abort` is a trap.
+//
+// A function that can fail returns false and has filled `error`, like the exports.
 
 #include <inttypes.h>
 #include <stdarg.h>
@@ -11,23 +13,35 @@
 
 #include "sample.h"
 
-// The generated names carry their interface; these are the ones this file writes often.
+// Shorter names for generated types.
 typedef sample_string_t text_t;
-typedef cofferdam_storage_types_storage_error_t failure_t;
+typedef cofferdam_storage_types_storage_error_t error_t;
 typedef cofferdam_storage_types_volume_t volume_t;
-typedef cofferdam_storage_types_capacity_range_t range_t;
+typedef cofferdam_storage_types_snapshot_t snapshot_t;
+typedef cofferdam_storage_types_create_request_t create_request_t;
+typedef cofferdam_storage_types_capacity_range_t capacity_t;
 typedef cofferdam_storage_types_volume_capability_t capability_t;
+typedef cofferdam_storage_types_key_values_t parameters_t;
 #define KIND(name) COFFERDAM_STORAGE_TYPES_ERROR_KIND_##name
 
 static const char NAME[] = "c.samples.cofferdam.dev";
 static const char VERSION[] = "0.1.0";
-static const char PREFIX[] = "c-";
 static const uint64_t DEFAULT_SIZE = UINT64_C(1) << 30;
 static const uint64_t MAX_SIZE = UINT64_C(1) << 50;
-// CSI's limit for names and ids, in bytes.
-static const size_t MAX_TEXT = 128;
-// How often a decision is made anew after a foreign write of the same volume.
-static const int ATTEMPTS = 64;
+// The contract's limit for names, in bytes.
+static const size_t MAX_NAME = 128;
+// Longer names have a digest in their handle, so that page tokens stay below 128 bytes.
+static const size_t MAX_READABLE_NAME = 64;
+// The contract's limit for keys of `state`, in bytes.
+static const size_t MAX_KEY = 512;
+// Key prefixes in `state`. The rest of a key is the handle.
+static const char VOLUME[] = "volume/";
+static const char SNAPSHOT[] = "snapshot/";
+static const uint32_t MAX_PAGE = 1000;
+// Attempts to commit a change. An attempt fails if another call changes the same key between the read and the commit.
+static const int MAX_ATTEMPTS = 64;
+static const size_t DIGEST_DIGITS = 32;
+static const size_t TOKEN_DIGITS = 8;
 
 // Texts
 
@@ -40,6 +54,8 @@ static void append(text_t *text, const void *bytes, size_t len) {
   text->len += len;
 }
 
+static void append_text(text_t *text, text_t other) { append(text, other.ptr, other.len); }
+
 static void append_literal(text_t *text, const char *literal) { append(text, literal, strlen(literal)); }
 
 static text_t text_of(const char *literal) {
@@ -48,9 +64,17 @@ static text_t text_of(const char *literal) {
   return text;
 }
 
+static text_t join(const char *prefix, text_t rest) {
+  text_t text = text_of(prefix);
+  append_text(&text, rest);
+  return text;
+}
+
+static text_t skip(text_t text, size_t len) { return (text_t){text.ptr + len, text.len - len}; }
+
 static bool equal(text_t a, text_t b) { return a.len == b.len && (a.len == 0 || memcmp(a.ptr, b.ptr, a.len) == 0); }
 
-// A text in quotes, in which no quote, newline or NUL is left: whatever follows it cannot be mistaken for a part of it.
+// Appends a text in quotes. The result contains no other quote, no newline and no NUL.
 static void append_quoted(text_t *text, text_t raw) {
   static const char HEX[] = "0123456789abcdef";
   append_literal(text, "\"");
@@ -66,31 +90,10 @@ static void append_quoted(text_t *text, text_t raw) {
   append_literal(text, "\"");
 }
 
-static void append_optional(text_t *text, sample_option_string_t raw) {
-  if (raw.is_some) append_quoted(text, raw.val);
-  else append_literal(text, "none");
-}
-
-// Failures: every function that can fail returns false and has then filled the failure, as the exports themselves do.
-
-__attribute__((format(printf, 3, 4))) static bool refuse(failure_t *failure, uint8_t kind, const char *format, ...) {
-  char message[1024];
-  va_list arguments;
-  va_start(arguments, format);
-  vsnprintf(message, sizeof message, format, arguments);
-  va_end(arguments);
-  *failure = (failure_t){
-      .kind = kind,
-      .message = text_of(message),
-      .finality = COFFERDAM_STORAGE_TYPES_FINALITY_FINAL,
-  };
-  return false;
-}
-
-// A text that others chose, for a message: in quotes, and cut where a character ends, because messages are UTF-8.
-static const char *shown(text_t raw) {
-  if (raw.len > MAX_TEXT) {
-    raw.len = MAX_TEXT;
+// A text for a message: in quotes, cut between characters, and with a NUL.
+static const char *show(text_t raw) {
+  if (raw.len > MAX_NAME) {
+    raw.len = MAX_NAME;
     while (raw.len > 0 && (raw.ptr[raw.len] & 0xc0) == 0x80) raw.len--;
   }
   text_t quoted = {0};
@@ -99,7 +102,57 @@ static const char *shown(text_t raw) {
   return (const char *)quoted.ptr;
 }
 
-// The request
+// FNV-1a with 128 bits. Two names with one digest have one handle: records have names, so the second is rejected.
+static void append_digest(text_t *text, text_t name, size_t digits) {
+  const unsigned __int128 prime = ((unsigned __int128)0x0000000001000000 << 64) | 0x000000000000013b;
+  unsigned __int128 hash = ((unsigned __int128)0x6c62272e07bb0142 << 64) | 0x62b821756295c58d;
+  for (size_t i = 0; i < name.len; i++) hash = (hash ^ name.ptr[i]) * prime;
+  char hex[33];
+  snprintf(hex, sizeof hex, "%016" PRIx64 "%016" PRIx64, (uint64_t)(hash >> 64), (uint64_t)hash);
+  append(text, hex, digits);
+}
+
+// Errors
+
+// Fails a call that had no effect.
+__attribute__((format(printf, 3, 4))) static bool fail(error_t *error, uint8_t kind, const char *format, ...) {
+  char message[1024];
+  va_list arguments;
+  va_start(arguments, format);
+  vsnprintf(message, sizeof message, format, arguments);
+  va_end(arguments);
+  *error = (error_t){
+      .kind = kind,
+      .message = text_of(message),
+      .finality = COFFERDAM_STORAGE_TYPES_FINALITY_FINAL,
+  };
+  return false;
+}
+
+static bool fail_with_state_error(error_t *error, const cofferdam_storage_state_state_error_t *cause) {
+  switch (cause->tag) {
+    case COFFERDAM_STORAGE_STATE_STATE_ERROR_FULL:
+      return fail(error, KIND(RESOURCE_EXHAUSTED), "the state would have %" PRIu64 " bytes; its limit is %" PRIu64,
+                  cause->val.full.given, cause->val.full.limit);
+    case COFFERDAM_STORAGE_STATE_STATE_ERROR_VALUE_SIZE:
+      return fail(error, KIND(RESOURCE_EXHAUSTED), "the record would have %" PRIu64 " bytes; its limit is %" PRIu64,
+                  cause->val.value_size.given, cause->val.value_size.limit);
+    case COFFERDAM_STORAGE_STATE_STATE_ERROR_UNAVAILABLE:
+      fail(error, KIND(UNAVAILABLE), "the state is unavailable: %s", show(cause->val.unavailable));
+      break;
+    default:
+      fail(error, KIND(INTERNAL), "the state failed with reason %d", cause->tag);
+  }
+  // An earlier call of the same name may have had an effect, which this call could not look up.
+  error->finality = COFFERDAM_STORAGE_TYPES_FINALITY_UNKNOWN;
+  return false;
+}
+
+static bool fail_with_conflicts(error_t *error, text_t key) {
+  return fail(error, KIND(ABORTED), "other calls have changed %s %d times during this call", show(key), MAX_ATTEMPTS);
+}
+
+// Requests
 
 static bool has_control(text_t text) {
   for (size_t i = 0; i < text.len; i++) {
@@ -111,35 +164,26 @@ static bool has_control(text_t text) {
   return false;
 }
 
-// FNV-1a with 128 bits, in hexadecimal. Two names may share a digest: the volume keeps its name, so a stranger is refused.
-static void append_digest(text_t *text, text_t name) {
-  const unsigned __int128 prime = ((unsigned __int128)0x0000000001000000 << 64) | 0x000000000000013b;
-  unsigned __int128 hash = ((unsigned __int128)0x6c62272e07bb0142 << 64) | 0x62b821756295c58d;
-  for (size_t i = 0; i < name.len; i++) hash = (hash ^ name.ptr[i]) * prime;
-  char digits[33];
-  snprintf(digits, sizeof digits, "%016" PRIx64 "%016" PRIx64, (uint64_t)(hash >> 64), (uint64_t)hash);
-  append_literal(text, digits);
-}
-
-// The handle of a name: readable while that fits, the same for the same name.
-static bool handle_of(text_t name, text_t *handle, failure_t *failure) {
-  if (name.len == 0 || name.len > MAX_TEXT || has_control(name)) {
-    return refuse(failure, KIND(INVALID_ARGUMENT),
-                  "the volume name has %zu bytes; expected 1 to %zu without control characters", name.len, MAX_TEXT);
+// Derives the key of a name: always the same one. Its handle is readable if the name is short.
+static bool key_from_name(const char *prefix, const char *handle_prefix, text_t name, text_t *key, error_t *error) {
+  if (name.len == 0 || name.len > MAX_NAME || has_control(name)) {
+    return fail(error, KIND(INVALID_ARGUMENT), "the name has %zu bytes; expected 1 to %zu without control characters",
+                name.len, MAX_NAME);
   }
-  *handle = text_of(PREFIX);
-  if (handle->len + name.len <= MAX_TEXT) {
-    append(handle, name.ptr, name.len);
+  *key = text_of(prefix);
+  append_literal(key, handle_prefix);
+  if (name.len <= MAX_READABLE_NAME) {
+    append_text(key, name);
   } else {
-    append_literal(handle, "fnv-");
-    append_digest(handle, name);
+    append_literal(key, "fnv-");
+    append_digest(key, name, DIGEST_DIGITS);
   }
   return true;
 }
 
-static bool no_parameters(const char *what, cofferdam_storage_types_key_values_t pairs, failure_t *failure) {
-  if (pairs.len == 0) return true;
-  return refuse(failure, KIND(INVALID_ARGUMENT), "unknown %s %s: this driver has none", what, shown(pairs.ptr[0].f0));
+static bool check_parameters(parameters_t parameters, error_t *error) {
+  if (parameters.len == 0) return true;
+  return fail(error, KIND(INVALID_ARGUMENT), "unknown parameter %s: this driver has none", show(parameters.ptr[0].f0));
 }
 
 static const char *const MODES[] = {
@@ -152,22 +196,27 @@ static const char *const MODES[] = {
     [COFFERDAM_STORAGE_TYPES_ACCESS_MODE_SINGLE_NODE_MULTI_WRITER] = "single-node-multi-writer",
 };
 
-// A way of use as a line.
-static text_t use_of(const capability_t *capability) {
-  text_t use = text_of(MODES[capability->mode]);
+static void append_option(text_t *text, sample_option_string_t option) {
+  if (option.is_some) append_quoted(text, option.val);
+  else append_literal(text, "none");
+}
+
+// A capability as a line.
+static text_t canonical_capability(const capability_t *capability) {
+  text_t line = text_of(MODES[capability->mode]);
   if (capability->access.tag == COFFERDAM_STORAGE_TYPES_ACCESS_TYPE_BLOCK) {
-    append_literal(&use, " block\n");
-    return use;
+    append_literal(&line, " block\n");
+    return line;
   }
   const cofferdam_storage_types_filesystem_access_t *access = &capability->access.val.filesystem;
-  append_literal(&use, " filesystem ");
-  append_optional(&use, access->fs_type);
-  append_literal(&use, " [");
-  for (size_t i = 0; i < access->mount_flags.len; i++) append_quoted(&use, access->mount_flags.ptr[i]);
-  append_literal(&use, "] ");
-  append_optional(&use, access->mount_group);
-  append_literal(&use, "\n");
-  return use;
+  append_literal(&line, " filesystem ");
+  append_option(&line, access->fs_type);
+  append_literal(&line, " [");
+  for (size_t i = 0; i < access->mount_flags.len; i++) append_quoted(&line, access->mount_flags.ptr[i]);
+  append_literal(&line, "] ");
+  append_option(&line, access->mount_group);
+  append_literal(&line, "\n");
+  return line;
 }
 
 static int by_bytes(const void *left, const void *right) {
@@ -176,167 +225,218 @@ static int by_bytes(const void *left, const void *right) {
   return order != 0 ? order : (a->len > b->len) - (a->len < b->len);
 }
 
-// Every way of use as a line, sorted, each once: two requests with the same ways have the same lines.
-static bool uses_of(const capability_t *capabilities, size_t len, text_t *uses, failure_t *failure) {
+// Returns the capabilities as sorted lines without duplicates: the order of a request has no meaning.
+static bool canonical_capabilities(const capability_t *capabilities, size_t len, text_t *canonical, error_t *error) {
   if (len == 0) {
-    return refuse(failure, KIND(INVALID_ARGUMENT), "no volume capability was given; expected at least one");
+    return fail(error, KIND(INVALID_ARGUMENT), "no volume capability was given; expected at least one");
   }
   text_t *lines = calloc(len, sizeof *lines);
   if (lines == NULL) abort();
-  for (size_t i = 0; i < len; i++) lines[i] = use_of(&capabilities[i]);
+  for (size_t i = 0; i < len; i++) lines[i] = canonical_capability(&capabilities[i]);
   qsort(lines, len, sizeof *lines, by_bytes);
-  *uses = (text_t){0};
+  *canonical = (text_t){0};
   for (size_t i = 0; i < len; i++) {
-    if (i == 0 || !equal(lines[i], lines[i - 1])) append(uses, lines[i].ptr, lines[i].len);
+    if (i == 0 || !equal(lines[i], lines[i - 1])) append_text(canonical, lines[i]);
   }
   return true;
 }
 
-static bool choose_size(range_t range, uint64_t *size, failure_t *failure) {
-  uint64_t preferred = range.limit_bytes.is_some && range.limit_bytes.val < DEFAULT_SIZE ? range.limit_bytes.val : DEFAULT_SIZE;
-  *size = range.required_bytes.is_some ? range.required_bytes.val : preferred;
-  if (*size == 0 || (range.limit_bytes.is_some && range.limit_bytes.val == 0)) {
-    return refuse(failure, KIND(OUT_OF_RANGE), "0 bytes were asked for; a volume has at least 1");
-  }
-  if (range.limit_bytes.is_some && *size > range.limit_bytes.val) {
-    return refuse(failure, KIND(OUT_OF_RANGE), "at least %" PRIu64 " and at most %" PRIu64 " bytes were asked for: no size is both",
-                  *size, range.limit_bytes.val);
-  }
-  if (*size > MAX_SIZE) {
-    return refuse(failure, KIND(OUT_OF_RANGE), "%" PRIu64 " bytes were asked for; a volume has at most 1 PiB", *size);
-  }
-  return true;
-}
-
-static bool fits(uint64_t size, range_t range) {
-  return (!range.required_bytes.is_some || size >= range.required_bytes.val) &&
-         (!range.limit_bytes.is_some || size <= range.limit_bytes.val);
-}
-
-// Records: a line with the size, a line with the name, which has no control characters, and the lines of the ways of use.
-
-typedef struct {
-  uint64_t size;
-  text_t name;
-  text_t uses;
-  uint64_t version;
-} record_t;
-
-static text_t encode(uint64_t size, text_t name, text_t uses) {
-  char line[32];
-  snprintf(line, sizeof line, "%" PRIu64 "\n", size);
-  text_t value = text_of(line);
-  append(&value, name.ptr, name.len);
-  append_literal(&value, "\n");
-  append(&value, uses.ptr, uses.len);
-  return value;
-}
-
-// Takes a line off a text, without its newline.
+// Takes the first line off a text, without its newline.
 static bool take_line(text_t *text, text_t *line) {
   uint8_t *end = text->len == 0 ? NULL : memchr(text->ptr, '\n', text->len);
   if (end == NULL) return false;
   *line = (text_t){text->ptr, (size_t)(end - text->ptr)};
-  *text = (text_t){end + 1, text->len - line->len - 1};
+  *text = skip(*text, line->len + 1);
   return true;
 }
 
-static bool decode(text_t value, record_t *record) {
-  text_t digits;
-  if (!take_line(&value, &digits) || !take_line(&value, &record->name) || digits.len == 0) return false;
-  record->uses = value;
-  record->size = 0;
-  for (size_t i = 0; i < digits.len; i++) {
-    if (digits.ptr[i] < '0' || digits.ptr[i] > '9' || record->size > MAX_SIZE) return false;
-    record->size = record->size * 10 + (uint64_t)(digits.ptr[i] - '0');
+static bool has_line(text_t lines, text_t line) {
+  text_t each;
+  while (take_line(&lines, &each)) {
+    if (equal(each, line)) return true;
   }
+  return false;
+}
+
+static uint64_t min(uint64_t a, uint64_t b) { return a < b ? a : b; }
+
+// Chooses the required size, or the default: the size of the source, or DEFAULT_SIZE. Without a source, `source_size` is 0.
+static bool choose_size(capacity_t capacity, uint64_t source_size, uint64_t *size, error_t *error) {
+  uint64_t minimum = source_size > 0 ? source_size : 1;
+  uint64_t maximum = capacity.limit_bytes.is_some ? min(MAX_SIZE, capacity.limit_bytes.val) : MAX_SIZE;
+  if (capacity.required_bytes.is_some) *size = capacity.required_bytes.val;
+  else *size = source_size > 0 ? source_size : min(DEFAULT_SIZE, maximum);
+  if (*size >= minimum && *size <= maximum) return true;
+  return fail(error, KIND(OUT_OF_RANGE), "the size is %" PRIu64 " bytes; the minimum is %" PRIu64 ", the maximum %" PRIu64,
+              *size, minimum, maximum);
+}
+
+static bool is_in_range(uint64_t size, capacity_t capacity) {
+  return (!capacity.required_bytes.is_some || size >= capacity.required_bytes.val) &&
+         (!capacity.limit_bytes.is_some || size <= capacity.limit_bytes.val);
+}
+
+// Records. Numbers have 8 bytes; a text follows its length.
+
+typedef struct {
+  text_t name;
+  uint64_t size;
+  // Key of the volume or snapshot with the original content; empty for a volume that was created empty.
+  text_t source;
+  // Of a volume: sorted lines.
+  text_t capabilities;
+  // Of a snapshot.
+  uint64_t created_at_ms;
+  cofferdam_storage_types_option_snapshot_owner_t owner;
+} record_t;
+
+static void put_number(text_t *value, uint64_t number) { append(value, &number, sizeof number); }
+
+static void put_text(text_t *value, text_t text) {
+  put_number(value, text.len);
+  append_text(value, text);
+}
+
+static text_t encode(const record_t *record) {
+  text_t value = {0};
+  put_text(&value, record->name);
+  put_number(&value, record->size);
+  put_text(&value, record->source);
+  put_text(&value, record->capabilities);
+  put_number(&value, record->created_at_ms);
+  put_number(&value, record->owner.is_some);
+  put_text(&value, record->owner.val.cluster_id);
+  put_text(&value, record->owner.val.snapshot_uid);
+  put_text(&value, record->owner.val.content_name);
+  put_number(&value, record->owner.val.reclaim_policy);
+  return value;
+}
+
+static bool take_number(text_t *value, uint64_t *number) {
+  if (value->len < sizeof *number) return false;
+  memcpy(number, value->ptr, sizeof *number);
+  *value = skip(*value, sizeof *number);
   return true;
 }
 
-// The state
+static bool take_text(text_t *value, text_t *text) {
+  uint64_t len;
+  if (!take_number(value, &len) || len > value->len) return false;
+  *text = (text_t){value->ptr, len};
+  *value = skip(*value, len);
+  return true;
+}
 
-// A failed read or commit did nothing, so neither did the call.
-static bool refuse_state(failure_t *failure, const cofferdam_storage_state_state_error_t *error) {
-  switch (error->tag) {
-    case COFFERDAM_STORAGE_STATE_STATE_ERROR_FULL:
-      return refuse(failure, KIND(RESOURCE_EXHAUSTED), "the state would hold %" PRIu64 " bytes; its limit is %" PRIu64,
-                    error->val.full.given, error->val.full.limit);
-    case COFFERDAM_STORAGE_STATE_STATE_ERROR_UNAVAILABLE:
-      return refuse(failure, KIND(UNAVAILABLE), "the state cannot be used: %s", shown(error->val.unavailable));
-    default:
-      return refuse(failure, KIND(INTERNAL), "the state refused the write: reason %d", error->tag);
+static bool decode(text_t key, sample_list_u8_t bytes, record_t *record, error_t *error) {
+  text_t value = {bytes.ptr, bytes.len};
+  uint64_t has_owner, policy;
+  if (take_text(&value, &record->name) && take_number(&value, &record->size) && take_text(&value, &record->source) &&
+      take_text(&value, &record->capabilities) && take_number(&value, &record->created_at_ms) &&
+      take_number(&value, &has_owner) && take_text(&value, &record->owner.val.cluster_id) &&
+      take_text(&value, &record->owner.val.snapshot_uid) && take_text(&value, &record->owner.val.content_name) &&
+      take_number(&value, &policy) && value.len == 0) {
+    record->owner.is_some = has_owner != 0;
+    record->owner.val.reclaim_policy = (uint8_t)policy;
+    return true;
   }
+  fail(error, KIND(INTERNAL), "the record of %s is not readable", show(key));
+  error->finality = COFFERDAM_STORAGE_TYPES_FINALITY_UNKNOWN;
+  return false;
 }
 
-static text_t key_of(text_t handle) {
-  text_t key = text_of("volume/");
-  append(&key, handle.ptr, handle.len);
-  return key;
+// State
+
+static bool read_entry(text_t key, cofferdam_storage_state_option_entry_t *entry, error_t *error) {
+  cofferdam_storage_state_state_error_t cause;
+  entry->is_some = false;
+  // Handles in requests have any length.
+  if (key.len > MAX_KEY) return true;
+  return cofferdam_storage_state_get(&key, entry, &cause) || fail_with_state_error(error, &cause);
 }
 
-// Looks a volume up. A handle longer than any of ours is nobody's, and may be longer than a key.
-static bool find(text_t handle, bool *found, record_t *record, failure_t *failure) {
-  *found = false;
-  if (handle.len > MAX_TEXT) return true;
-  text_t key = key_of(handle);
+// Reads the record of a key that must exist.
+static bool require_record(text_t key, record_t *record, error_t *error) {
   cofferdam_storage_state_option_entry_t entry;
-  cofferdam_storage_state_state_error_t error;
-  if (!cofferdam_storage_state_get(&key, &entry, &error)) return refuse_state(failure, &error);
-  if (!entry.is_some) return true;
-  *found = true;
-  record->version = entry.val.version;
-  if (decode((text_t){entry.val.value.ptr, entry.val.value.len}, record)) return true;
-  return refuse(failure, KIND(INTERNAL), "the state of the volume %s is not readable", shown(handle));
+  if (!read_entry(key, &entry, error)) return false;
+  if (!entry.is_some) return fail(error, KIND(NOT_FOUND), "%s does not exist", show(key));
+  return decode(key, entry.val.value, record, error);
 }
 
-// Makes a change; `done` is false when another call was faster.
-static bool commit(cofferdam_storage_state_change_t change, bool *done, failure_t *failure) {
+// Commits a change. `committed` is false if another call has changed the key first.
+static bool commit(cofferdam_storage_state_change_t change, bool *committed, error_t *error) {
   cofferdam_storage_state_list_change_t changes = {&change, 1};
   cofferdam_storage_state_version_t version;
-  cofferdam_storage_state_state_error_t error;
-  *done = cofferdam_storage_state_commit(&changes, &version, &error);
-  return *done || error.tag == COFFERDAM_STORAGE_STATE_STATE_ERROR_CONFLICT || refuse_state(failure, &error);
+  cofferdam_storage_state_state_error_t cause;
+  *committed = cofferdam_storage_state_commit(&changes, &version, &cause);
+  return *committed || cause.tag == COFFERDAM_STORAGE_STATE_STATE_ERROR_CONFLICT || fail_with_state_error(error, &cause);
 }
 
-static bool busy(text_t handle, failure_t *failure) {
-  return refuse(failure, KIND(ABORTED), "%d other calls changed the volume %s at the same time", ATTEMPTS, shown(handle));
-}
-
-static void note(const char *message, text_t handle) {
+static void log_info(const char *message, text_t key) {
   text_t text = text_of(message);
-  sample_tuple2_string_string_t field = {text_of("handle"), handle};
+  sample_tuple2_string_string_t field = {text_of("key"), key};
   cofferdam_storage_log_key_values_t fields = {&field, 1};
   cofferdam_storage_log_write(COFFERDAM_STORAGE_LOG_LEVEL_INFO, &text, &fields);
 }
 
-// Exports
-
-static bool answer(text_t handle, uint64_t size, volume_t *volume) {
-  *volume = (volume_t){
-      .handle = handle,
-      .capacity_bytes = {true, size},
-      .connection_info = {true, {.kind = text_of("none"), .version = 1}},
-  };
-  return true;
+// Reads the record with the name and source of `record`, or creates `record` with a size of the range.
+static bool find_or_create(text_t key, capacity_t capacity, record_t *record, error_t *error) {
+  for (int attempt = 0; attempt < MAX_ATTEMPTS; attempt++) {
+    cofferdam_storage_state_option_entry_t entry;
+    if (!read_entry(key, &entry, error)) return false;
+    if (entry.is_some) {
+      record_t found;
+      if (!decode(key, entry.val.value, &found, error)) return false;
+      if (!equal(found.name, record->name)) {
+        return fail(error, KIND(ALREADY_EXISTS), "%s exists with the name %s", show(key), show(found.name));
+      }
+      if (!equal(found.source, record->source)) {
+        return fail(error, KIND(ALREADY_EXISTS), "%s exists with the source %s", show(key), show(found.source));
+      }
+      *record = found;
+      return true;
+    }
+    record_t source = {0};
+    if (record->source.len > 0 && !require_record(record->source, &source, error)) return false;
+    if (!choose_size(capacity, source.size, &record->size, error)) return false;
+    text_t value = encode(record);
+    cofferdam_storage_state_change_t change = {
+        .tag = COFFERDAM_STORAGE_STATE_CHANGE_PUT,
+        .val.put = {key, {value.ptr, value.len}, {.tag = COFFERDAM_STORAGE_STATE_PRECONDITION_ABSENT}},
+    };
+    bool committed;
+    if (!commit(change, &committed, error)) return false;
+    if (committed) {
+      log_info("created", key);
+      return true;
+    }
+  }
+  return fail_with_conflicts(error, key);
 }
 
-// Refuses a request whose name is a volume's that was created with other arguments.
-static bool same(const record_t *found, text_t name, range_t range, text_t uses, failure_t *failure) {
-  if (!equal(found->name, name)) {
-    return refuse(failure, KIND(ALREADY_EXISTS), "another volume's name has the digest of %s", shown(name));
+static bool delete_record(text_t key, error_t *error) {
+  for (int attempt = 0; attempt < MAX_ATTEMPTS; attempt++) {
+    cofferdam_storage_state_option_entry_t entry;
+    if (!read_entry(key, &entry, error)) return false;
+    if (!entry.is_some) return true;
+    cofferdam_storage_state_change_t change = {
+        .tag = COFFERDAM_STORAGE_STATE_CHANGE_REMOVE,
+        .val.remove = {key, entry.val.version},
+    };
+    bool committed;
+    if (!commit(change, &committed, error)) return false;
+    if (committed) {
+      log_info("deleted", key);
+      return true;
+    }
   }
-  if (!fits(found->size, range)) {
-    return refuse(failure, KIND(ALREADY_EXISTS), "the volume %s exists, with a size of %" PRIu64 " bytes", shown(name), found->size);
-  }
-  if (!equal(found->uses, uses)) {
-    return refuse(failure, KIND(ALREADY_EXISTS), "the volume %s exists, with other capabilities", shown(name));
-  }
-  return true;
+  return fail_with_conflicts(error, key);
 }
+
+// identity
 
 bool exports_cofferdam_storage_identity_describe(exports_cofferdam_storage_identity_description_t *description,
-                                                 failure_t *failure) {
-  (void)failure;
+                                                 error_t *error) {
+  (void)error;
   *description = (exports_cofferdam_storage_identity_description_t){
       .name = text_of(NAME),
       .version = text_of(VERSION),
@@ -345,88 +445,168 @@ bool exports_cofferdam_storage_identity_describe(exports_cofferdam_storage_ident
   return true;
 }
 
-bool exports_cofferdam_storage_identity_probe(exports_cofferdam_storage_identity_readiness_t *readiness, failure_t *failure) {
-  (void)failure;
+bool exports_cofferdam_storage_identity_probe(exports_cofferdam_storage_identity_readiness_t *readiness, error_t *error) {
+  (void)error;
   readiness->tag = EXPORTS_COFFERDAM_STORAGE_IDENTITY_READINESS_READY;
   return true;
 }
 
-bool exports_cofferdam_storage_volumes_create(exports_cofferdam_storage_volumes_create_request_t *request, volume_t *volume,
-                                              failure_t *failure) {
-  text_t handle, uses;
-  if (!handle_of(request->name, &handle, failure)) return false;
-  if (!no_parameters("parameter", request->parameters, failure)) return false;
-  if (!no_parameters("mutable parameter", request->mutable_parameters, failure)) return false;
-  if (!uses_of(request->capabilities.ptr, request->capabilities.len, &uses, failure)) return false;
-  for (int attempt = 0; attempt < ATTEMPTS; attempt++) {
-    bool found, done;
-    record_t record;
-    uint64_t size;
-    if (!find(handle, &found, &record, failure)) return false;
-    if (found) {
-      return same(&record, request->name, request->capacity, uses, failure) && answer(handle, record.size, volume);
-    }
-    if (!choose_size(request->capacity, &size, failure)) return false;
-    text_t value = encode(size, request->name, uses);
-    cofferdam_storage_state_change_t change = {
-        .tag = COFFERDAM_STORAGE_STATE_CHANGE_PUT,
-        .val.put = {key_of(handle), {value.ptr, value.len}, {.tag = COFFERDAM_STORAGE_STATE_PRECONDITION_ABSENT}},
-    };
-    if (!commit(change, &done, failure)) return false;
-    if (done) {
-      note("volume created", handle);
-      return answer(handle, size, volume);
-    }
+// volumes, cloning, restoring
+
+static text_t handle_of_key(const char *prefix, text_t key) { return join("", skip(key, strlen(prefix))); }
+
+static bool create_volume(const create_request_t *request, text_t source, volume_t *volume, error_t *error) {
+  text_t key, capabilities;
+  if (!key_from_name(VOLUME, "vol-", request->name, &key, error)) return false;
+  if (!check_parameters(request->parameters, error)) return false;
+  if (!check_parameters(request->mutable_parameters, error)) return false;
+  if (!canonical_capabilities(request->capabilities.ptr, request->capabilities.len, &capabilities, error)) return false;
+  record_t record = {.name = request->name, .source = source, .capabilities = capabilities};
+  if (!find_or_create(key, request->capacity, &record, error)) return false;
+  if (!is_in_range(record.size, request->capacity)) {
+    return fail(error, KIND(ALREADY_EXISTS), "%s exists with a size of %" PRIu64 " bytes", show(key), record.size);
   }
-  return busy(handle, failure);
+  if (!equal(record.capabilities, capabilities)) {
+    return fail(error, KIND(ALREADY_EXISTS), "%s exists with other capabilities", show(key));
+  }
+  *volume = (volume_t){
+      .handle = handle_of_key(VOLUME, key),
+      .capacity_bytes = {true, record.size},
+      .connection_info = {true, {.kind = text_of("none"), .version = 1}},
+  };
+  return true;
 }
 
-bool exports_cofferdam_storage_volumes_delete(text_t *handle, failure_t *failure) {
-  for (int attempt = 0; attempt < ATTEMPTS; attempt++) {
-    bool found, done;
-    record_t record;
-    if (!find(*handle, &found, &record, failure)) return false;
-    if (!found) return true;
-    cofferdam_storage_state_change_t change = {
-        .tag = COFFERDAM_STORAGE_STATE_CHANGE_REMOVE,
-        .val.remove = {key_of(*handle), record.version},
-    };
-    if (!commit(change, &done, failure)) return false;
-    if (done) {
-      note("volume deleted", *handle);
-      return true;
-    }
-  }
-  return busy(*handle, failure);
+bool exports_cofferdam_storage_volumes_create(create_request_t *request, volume_t *volume, error_t *error) {
+  return create_volume(request, (text_t){0}, volume, error);
 }
 
-// Whether a line is among lines.
-static bool among(text_t line, text_t lines) {
-  text_t each;
-  while (take_line(&lines, &each)) {
-    if (equal(each, line)) return true;
-  }
-  return false;
+bool exports_cofferdam_storage_cloning_create_from_volume(create_request_t *request, text_t *source, volume_t *volume,
+                                                          error_t *error) {
+  return create_volume(request, join(VOLUME, *source), volume, error);
+}
+
+bool exports_cofferdam_storage_restoring_create_from_snapshot(create_request_t *request, text_t *source, volume_t *volume,
+                                                              error_t *error) {
+  return create_volume(request, join(SNAPSHOT, *source), volume, error);
+}
+
+bool exports_cofferdam_storage_volumes_delete(text_t *handle, error_t *error) {
+  return delete_record(join(VOLUME, *handle), error);
+}
+
+static bool refuse(exports_cofferdam_storage_volumes_validation_t *validation, text_t reason) {
+  validation->tag = EXPORTS_COFFERDAM_STORAGE_VOLUMES_VALIDATION_REFUSED;
+  validation->val.refused = reason;
+  return true;
 }
 
 bool exports_cofferdam_storage_volumes_validate(exports_cofferdam_storage_volumes_validate_request_t *request,
-                                                exports_cofferdam_storage_volumes_validation_t *validation,
-                                                failure_t *failure) {
-  bool found;
+                                                exports_cofferdam_storage_volumes_validation_t *validation, error_t *error) {
+  text_t capabilities, capability;
   record_t record;
-  text_t uses, use;
-  if (!uses_of(request->capabilities.ptr, request->capabilities.len, &uses, failure)) return false;
-  if (!find(request->handle, &found, &record, failure)) return false;
-  if (!found) return refuse(failure, KIND(NOT_FOUND), "there is no volume %s", shown(request->handle));
-  while (take_line(&uses, &use)) {
-    if (among(use, record.uses)) continue;
-    text_t why = {0};
-    append(&why, use.ptr, use.len);
-    append_literal(&why, " is not among the ways the volume was created for");
-    validation->tag = EXPORTS_COFFERDAM_STORAGE_VOLUMES_VALIDATION_REFUSED;
-    validation->val.refused = why;
-    return true;
+  error_t unknown;
+  if (!canonical_capabilities(request->capabilities.ptr, request->capabilities.len, &capabilities, error)) return false;
+  if (!require_record(join(VOLUME, request->handle), &record, error)) return false;
+  if (!check_parameters(request->parameters, &unknown) || !check_parameters(request->mutable_parameters, &unknown)) {
+    return refuse(validation, unknown.message);
+  }
+  while (take_line(&capabilities, &capability)) {
+    if (!has_line(record.capabilities, capability)) {
+      return refuse(validation, join("the volume was not created for ", capability));
+    }
   }
   validation->tag = EXPORTS_COFFERDAM_STORAGE_VOLUMES_VALIDATION_CONFIRMED;
+  return true;
+}
+
+// snapshots
+
+static snapshot_t snapshot_of(text_t key, const record_t *record) {
+  snapshot_t snapshot = {
+      .handle = handle_of_key(SNAPSHOT, key),
+      .source = handle_of_key(VOLUME, record->source),
+      .size_bytes = {true, record->size},
+      .created_at_ms = record->created_at_ms,
+      .ready = true,
+      .owner = record->owner,
+  };
+  // The generated code frees each text of the result on its own.
+  snapshot.owner.val.cluster_id = join("", record->owner.val.cluster_id);
+  snapshot.owner.val.snapshot_uid = join("", record->owner.val.snapshot_uid);
+  snapshot.owner.val.content_name = join("", record->owner.val.content_name);
+  return snapshot;
+}
+
+bool exports_cofferdam_storage_snapshots_create(exports_cofferdam_storage_snapshots_snapshot_request_t *request,
+                                                snapshot_t *snapshot, error_t *error) {
+  text_t key;
+  if (!key_from_name(SNAPSHOT, "snap-", request->name, &key, error)) return false;
+  if (!check_parameters(request->parameters, error)) return false;
+  record_t record = {
+      .name = request->name,
+      .source = join(VOLUME, request->source),
+      .created_at_ms = cofferdam_storage_ambient_now_ms(),
+      .owner = {request->owner.is_some, request->owner.val},
+  };
+  // Without bounds the size is that of the source.
+  if (!find_or_create(key, (capacity_t){0}, &record, error)) return false;
+  *snapshot = snapshot_of(key, &record);
+  return true;
+}
+
+bool exports_cofferdam_storage_snapshots_delete(text_t *handle, error_t *error) {
+  return delete_record(join(SNAPSHOT, *handle), error);
+}
+
+bool exports_cofferdam_storage_snapshots_get(text_t *handle, snapshot_t *snapshot, error_t *error) {
+  text_t key = join(SNAPSHOT, *handle);
+  record_t record;
+  if (!require_record(key, &record, error)) return false;
+  *snapshot = snapshot_of(key, &record);
+  return true;
+}
+
+// The token of the page after a key. The digest distinguishes it from other text.
+static text_t token_of(text_t key) {
+  text_t token = {0};
+  append_digest(&token, key, TOKEN_DIGITS);
+  append_text(&token, key);
+  return token;
+}
+
+static bool key_of_token(text_t token, text_t *key, error_t *error) {
+  if (token.len > TOKEN_DIGITS) {
+    *key = skip(token, TOKEN_DIGITS);
+    if (equal(token, token_of(*key))) return true;
+  }
+  return fail(error, KIND(ABORTED), "no listing returned the token %s", show(token));
+}
+
+bool exports_cofferdam_storage_snapshots_list(text_t *source, text_t *after, uint32_t *limit,
+                                              exports_cofferdam_storage_snapshots_snapshot_page_t *page, error_t *error) {
+  text_t last_key = {0}, prefix = text_of(SNAPSHOT);
+  cofferdam_storage_state_page_t scanned;
+  cofferdam_storage_state_state_error_t cause;
+  if (after != NULL && !key_of_token(*after, &last_key, error)) return false;
+  uint32_t max = limit != NULL && *limit < MAX_PAGE ? *limit : MAX_PAGE;
+  if (!cofferdam_storage_state_scan(&prefix, after == NULL ? NULL : &last_key, max, &scanned, &cause)) {
+    return fail_with_state_error(error, &cause);
+  }
+  text_t volume = source == NULL ? (text_t){0} : join(VOLUME, *source);
+  // One more than the entries: the allocation of an empty page could be NULL.
+  snapshot_t *snapshots = calloc(scanned.entries.len + 1, sizeof *snapshots);
+  if (snapshots == NULL) abort();
+  size_t len = 0;
+  for (size_t i = 0; i < scanned.entries.len; i++) {
+    const cofferdam_storage_state_scan_entry_t *entry = &scanned.entries.ptr[i];
+    record_t record;
+    if (!decode(entry->key, entry->value, &record, error)) return false;
+    last_key = entry->key;
+    if (source == NULL || equal(record.source, volume)) snapshots[len++] = snapshot_of(entry->key, &record);
+  }
+  // A page of one volume's snapshots may have fewer entries than the limit, or none, and still have a next page.
+  *page = (exports_cofferdam_storage_snapshots_snapshot_page_t){.snapshots = {snapshots, len}};
+  if (scanned.more) page->next = (sample_option_string_t){true, token_of(last_key)};
   return true;
 }

@@ -1,58 +1,84 @@
-"""A small storage driver: its volumes are entries of the host's `state`, and hold no data.
+"""A small storage driver. Its volumes and snapshots are entries of the host's `state` and hold no data.
 
-Every call runs in a fresh interpreter: module variables are constants, what has to last goes into `state`. Whatever is raised
-and is not `Err(StorageError)` ends the call as a trap, so what can fail is answered on purpose.
+Every call runs in a fresh interpreter: module variables are constants. An exception other than `Err(StorageError)` is a trap.
 """
 
 import functools
 import hashlib
 import json
 import unicodedata
+from dataclasses import asdict, dataclass, field
 
 from componentize_py_types import Err
 from wit_world import exports
 from wit_world.exports.identity import Description, Placement, Readiness_Ready
+from wit_world.exports.snapshots import SnapshotPage
 from wit_world.exports.volumes import Validation_Confirmed, Validation_Refused
-from wit_world.imports import log, state
+from wit_world.imports import ambient, log, state
 from wit_world.imports.types import (
     AccessType_Block,
     ConnectionInfo,
     ErrorKind,
     Finality,
+    ReclaimPolicy,
+    Snapshot,
+    SnapshotOwner,
     StorageError,
     Volume,
 )
 
 NAME = "python.samples.cofferdam.dev"
 VERSION = "0.1.0"
-PREFIX = "py-"
 DEFAULT_SIZE = 1 << 30
 MAX_SIZE = 1 << 50
-# CSI's limit for names and ids, in bytes.
-MAX_TEXT = 128
-# How often a decision is made anew after a foreign write of the same volume.
-ATTEMPTS = 64
+# The contract's limit for names, in bytes.
+MAX_NAME = 128
+# Longer names have a digest in their handle, so that page tokens stay below 128 bytes.
+MAX_READABLE_NAME = 64
+# The contract's limit for keys of `state`, in bytes.
+MAX_KEY = 512
+# Key prefixes in `state`. The rest of a key is the handle.
+VOLUME = "volume/"
+SNAPSHOT = "snapshot/"
+MAX_PAGE = 1000
+# Attempts to commit a change. An attempt fails if another call changes the same key between the read and the commit.
+MAX_ATTEMPTS = 64
 
 
-def told(call):
-    """Gives a defect to the host's log before the call ends: without WASI, a trap has no words."""
+@dataclass
+class Record:
+    """The stored record of a volume or snapshot."""
 
-    @functools.wraps(call)
-    def told_call(*arguments):
+    name: str
+    size: int
+    # Key of the volume or snapshot with the original content; None for a volume that was created empty.
+    source: str | None
+    # Of a volume: canonical strings, sorted.
+    capabilities: list = field(default_factory=list)
+    # Of a snapshot.
+    created_at_ms: int = 0
+    owner: list | None = None
+
+
+def log_exceptions(export):
+    """Logs an exception that becomes a trap. With `--stub-wasi` the host gets no other message."""
+
+    @functools.wraps(export)
+    def logged(*arguments):
         try:
-            return call(*arguments)
+            return export(*arguments)
         except Err:
             raise
         except Exception as error:
-            # The module traceback would look for source files, which is a trap as well.
-            trace, lines = error.__traceback__, []
+            # The module `traceback` would look for source files, which is a trap as well.
+            trace, frames = error.__traceback__, []
             while trace is not None:
-                lines.append(f"{trace.tb_frame.f_code.co_name}:{trace.tb_lineno}")
+                frames.append(f"{trace.tb_frame.f_code.co_name}:{trace.tb_lineno}")
                 trace = trace.tb_next
-            log.write(log.Level.ERROR, repr(error), [("trace", " ".join(lines))])
+            log.write(log.Level.ERROR, repr(error), [("trace", " ".join(frames))])
             raise
 
-    return told_call
+    return logged
 
 
 class Identity(exports.Identity):
@@ -64,175 +90,277 @@ class Identity(exports.Identity):
 
 
 class Volumes(exports.Volumes):
-    @told
+    @log_exceptions
     def create(self, request):
-        handle = handle_of(request.name)
-        refuse_parameters(request)
-        uses = uses_of(request.capabilities)
-        for _ in range(ATTEMPTS):
-            entry = read(handle)
-            if entry is not None:
-                found = decode(handle, entry)
-                refuse_other(found, request, uses)
-                return volume(handle, found["size"])
-            size = choose_size(request.capacity)
-            record = {"name": request.name, "size": size, "uses": uses}
-            put = state.Put(key_of(handle), json.dumps(record).encode(), state.Precondition_Absent())
-            if commit(state.Change_Put(put)):
-                log.write(log.Level.INFO, "volume created", [("handle", handle), ("bytes", str(size))])
-                return volume(handle, size)
-        raise busy(handle)
+        return create_volume(request, source=None)
 
-    @told
+    @log_exceptions
     def delete(self, handle):
-        for _ in range(ATTEMPTS):
-            entry = read(handle)
-            if entry is None:
-                return
-            if commit(state.Change_Remove(state.Remove(key_of(handle), entry.version))):
-                log.write(log.Level.INFO, "volume deleted", [("handle", handle)])
-                return
-        raise busy(handle)
+        delete_record(VOLUME + handle)
 
-    @told
+    @log_exceptions
     def validate(self, request):
-        uses = uses_of(request.capabilities)
-        entry = read(request.handle)
-        if entry is None:
-            raise refused(ErrorKind.NOT_FOUND, f"there is no volume {request.handle[:MAX_TEXT]!r}")
-        created_for = decode(request.handle, entry)["uses"]
-        for use in uses:
-            if use not in created_for:
-                why = f"{use} is not among the ways the volume was created for: {', '.join(created_for)}"
-                return Validation_Refused(why)
+        capabilities = canonical_capabilities(request.capabilities)
+        record = require(VOLUME + request.handle)
+        unknown = unknown_parameter(request.parameters + request.mutable_parameters)
+        if unknown is not None:
+            return Validation_Refused(unknown)
+        for capability in capabilities:
+            if capability not in record.capabilities:
+                return Validation_Refused(f"the volume was not created for {capability}")
         return Validation_Confirmed()
 
 
-def handle_of(name):
-    """The handle of a name: readable while that fits, the same for the same name."""
+class Cloning(exports.Cloning):
+    @log_exceptions
+    def create_from_volume(self, request, source):
+        return create_volume(request, VOLUME + source)
+
+
+class Restoring(exports.Restoring):
+    @log_exceptions
+    def create_from_snapshot(self, request, source):
+        return create_volume(request, SNAPSHOT + source)
+
+
+class Snapshots(exports.Snapshots):
+    @log_exceptions
+    def create(self, request):
+        key = SNAPSHOT + handle_from_name("snap", request.name)
+        source = VOLUME + request.source
+        check_parameters(request.parameters)
+
+        def new_record():
+            size = require(source).size
+            return Record(
+                request.name, size, source, created_at_ms=ambient.now_ms(), owner=stored_owner(request.owner)
+            )
+
+        return snapshot(key, find_or_create(key, request.name, source, new_record))
+
+    @log_exceptions
+    def delete(self, handle):
+        delete_record(SNAPSHOT + handle)
+
+    @log_exceptions
+    def get(self, handle):
+        key = SNAPSHOT + handle
+        return snapshot(key, require(key))
+
+    @log_exceptions
+    def list(self, source, after, limit):
+        last_key = None if after is None else key_of_token(after)
+        page_size = MAX_PAGE if limit is None else min(limit, MAX_PAGE)
+        page = call_state(state.scan, SNAPSHOT, last_key, page_size)
+        snapshots = []
+        for entry in page.entries:
+            record = decode(entry.key, entry.value)
+            if source is None or record.source == VOLUME + source:
+                snapshots.append(snapshot(entry.key, record))
+        # A page of one volume's snapshots may have fewer entries than the limit, or none, and still have a next page.
+        return SnapshotPage(snapshots, token(page.entries[-1].key) if page.more else None)
+
+
+def create_volume(request, source):
+    key = VOLUME + handle_from_name("vol", request.name)
+    check_parameters(request.parameters + request.mutable_parameters)
+    capabilities = canonical_capabilities(request.capabilities)
+
+    def new_record():
+        source_size = None if source is None else require(source).size
+        return Record(request.name, choose_size(request.capacity, source_size), source, capabilities)
+
+    record = find_or_create(key, request.name, source, new_record)
+    required, limit = request.capacity.required_bytes, request.capacity.limit_bytes
+    if (required is not None and record.size < required) or (limit is not None and record.size > limit):
+        raise already_exists(key, f"a size of {record.size} bytes")
+    if record.capabilities != capabilities:
+        raise already_exists(key, f"the capabilities {', '.join(record.capabilities)}")
+    return Volume(handle_of_key(key), record.size, [], [], ConnectionInfo("none", 1, []))
+
+
+def snapshot(key, record):
+    owner = None
+    if record.owner is not None:
+        *names, policy = record.owner
+        owner = SnapshotOwner(*names, ReclaimPolicy[policy])
+    source = handle_of_key(record.source)
+    return Snapshot(handle_of_key(key), source, record.size, record.created_at_ms, True, None, owner)
+
+
+def stored_owner(owner):
+    if owner is None:
+        return None
+    return [owner.cluster_id, owner.snapshot_uid, owner.content_name, owner.reclaim_policy.name]
+
+
+def handle_from_name(prefix, name):
+    """Returns the handle of a name: always the same one, and readable if the name is short."""
     length = len(name.encode())
-    if not 1 <= length <= MAX_TEXT or any(unicodedata.category(c) == "Cc" for c in name):
-        raise refused(
+    if not 1 <= length <= MAX_NAME or any(unicodedata.category(c) == "Cc" for c in name):
+        raise failure(
             ErrorKind.INVALID_ARGUMENT,
-            f"the volume name has {length} bytes; expected 1 to {MAX_TEXT} without control characters",
+            f"the name has {length} bytes; expected 1 to {MAX_NAME} without control characters",
         )
-    if len(PREFIX) + length <= MAX_TEXT:
-        return PREFIX + name
-    return PREFIX + "sha256-" + hashlib.sha256(name.encode()).hexdigest()
+    if length <= MAX_READABLE_NAME:
+        return f"{prefix}-{name}"
+    return f"{prefix}-sha256-{digest(name)}"
 
 
-def refuse_parameters(request):
-    for what, pairs in (("parameter", request.parameters), ("mutable parameter", request.mutable_parameters)):
-        for key, _ in pairs:
-            raise refused(ErrorKind.INVALID_ARGUMENT, f"unknown {what} {key!r}: this driver has none")
+def handle_of_key(key):
+    return key.partition("/")[2]
 
 
-def uses_of(capabilities):
-    """Every way of use, written out, sorted: two requests with the same ways have the same list."""
+def digest(text):
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def unknown_parameter(parameters):
+    return f"unknown parameter {parameters[0][0]!r}: this driver has none" if parameters else None
+
+
+def check_parameters(parameters):
+    unknown = unknown_parameter(parameters)
+    if unknown is not None:
+        raise failure(ErrorKind.INVALID_ARGUMENT, unknown)
+
+
+def canonical_capabilities(capabilities):
+    """Returns the capabilities as sorted strings: the order of a request has no meaning."""
     if not capabilities:
-        raise refused(ErrorKind.INVALID_ARGUMENT, "no volume capability was given; expected at least one")
-    return sorted({use_of(capability) for capability in capabilities})
+        raise failure(ErrorKind.INVALID_ARGUMENT, "no volume capability was given; expected at least one")
+    return sorted({canonical_capability(capability) for capability in capabilities})
 
 
-def use_of(capability):
-    access = capability.access
+def canonical_capability(capability):
     mode = capability.mode.name.lower().replace("_", "-")
-    if isinstance(access, AccessType_Block):
+    if isinstance(capability.access, AccessType_Block):
         return f"{mode} block"
-    filesystem = access.value
-    # JSON keeps an absent text and an empty one, and one flag with a comma and two flags, apart.
-    details = json.dumps([filesystem.fs_type, filesystem.mount_flags, filesystem.mount_group])
-    return f"{mode} filesystem {details}"
+    access = capability.access.value
+    # JSON distinguishes an absent text from an empty one, and one flag with a comma from two flags.
+    return f"{mode} filesystem {json.dumps([access.fs_type, access.mount_flags, access.mount_group])}"
 
 
-def choose_size(capacity):
+def choose_size(capacity, source_size):
+    """Returns the required size, or the default: the size of the source, or `DEFAULT_SIZE`."""
     required, limit = capacity.required_bytes, capacity.limit_bytes
     size = required
     if size is None:
-        size = DEFAULT_SIZE if limit is None else min(DEFAULT_SIZE, limit)
-    if size == 0 or limit == 0:
-        why = "a volume has at least 1 byte"
-    elif limit is not None and size > limit:
-        why = "no size is in this range"
-    elif size > MAX_SIZE:
-        why = "a volume has at most 1 PiB"
-    else:
-        return size
-    asked = f"size at least {shown(required)}, at most {shown(limit)}"
-    raise refused(ErrorKind.OUT_OF_RANGE, f"{asked}: {why}")
+        size = source_size or min(DEFAULT_SIZE, MAX_SIZE if limit is None else limit)
+    minimum = source_size or 1
+    maximum = MAX_SIZE if limit is None else min(MAX_SIZE, limit)
+    if not minimum <= size <= maximum:
+        message = f"the size is {size} bytes; the minimum is {minimum}, the maximum {maximum}"
+        raise failure(ErrorKind.OUT_OF_RANGE, message)
+    return size
 
 
-def shown(bound):
-    return "open" if bound is None else f"{bound} bytes"
+def token(key):
+    """Returns the token of the page after a key. The digest distinguishes it from other text."""
+    return f"{digest(key)[:8]}.{key}"
 
 
-def refuse_other(found, request, uses):
-    """Refuses a request whose name is a volume's that was created with other arguments."""
-    required, limit = request.capacity.required_bytes, request.capacity.limit_bytes
-    size = found["size"]
-    if found["name"] != request.name:
-        has = "the name of another volume with the same digest"
-    elif (required is not None and size < required) or (limit is not None and size > limit):
-        has = f"a size of {size} bytes"
-    elif found["uses"] != uses:
-        has = f"the capabilities {', '.join(found['uses'])}"
-    else:
-        return
-    raise refused(ErrorKind.ALREADY_EXISTS, f"the volume {request.name!r} exists, with {has}")
+def key_of_token(after):
+    key = after.partition(".")[2]
+    if after != token(key):
+        raise failure(ErrorKind.ABORTED, f"no listing returned the token {shorten(after)}")
+    return key
 
 
-def volume(handle, size):
-    return Volume(handle, size, [], [], ConnectionInfo("none", 1, []))
+def find_or_create(key, name, source, new_record):
+    """Returns the record of a name, and creates it if it does not exist."""
+    for _ in range(MAX_ATTEMPTS):
+        entry = read(key)
+        if entry is not None:
+            record = decode(key, entry.value)
+            if record.name != name:
+                raise already_exists(key, f"the name {record.name!r}")
+            if record.source != source:
+                raise already_exists(key, f"the source {record.source or 'none'}")
+            return record
+        record = new_record()
+        value = json.dumps(asdict(record)).encode()
+        if commit(state.Change_Put(state.Put(key, value, state.Precondition_Absent()))):
+            log.write(log.Level.INFO, "created", [("key", key), ("bytes", str(record.size))])
+            return record
+    raise too_many_conflicts(key)
 
 
-def key_of(handle):
-    return f"volume/{handle}"
+def delete_record(key):
+    for _ in range(MAX_ATTEMPTS):
+        entry = read(key)
+        if entry is None:
+            return
+        if commit(state.Change_Remove(state.Remove(key, entry.version))):
+            log.write(log.Level.INFO, "deleted", [("key", key)])
+            return
+    raise too_many_conflicts(key)
 
 
-def read(handle):
-    """The entry of a volume. A handle longer than any of ours is nobody's, and may be longer than a key."""
-    if len(handle.encode()) > MAX_TEXT:
-        return None
+def require(key):
+    """Returns the record of a key that must exist."""
+    entry = read(key)
+    if entry is None:
+        raise failure(ErrorKind.NOT_FOUND, f"{shorten(key)} does not exist")
+    return decode(key, entry.value)
+
+
+def read(key):
+    # Handles in requests have any length.
+    return None if len(key.encode()) > MAX_KEY else call_state(state.get, key)
+
+
+def decode(key, value):
     try:
-        return state.get(key_of(handle))
-    except Err as error:
-        raise from_state(error.value)
-
-
-def decode(handle, entry):
-    try:
-        record = json.loads(entry.value)
-        return {"name": str(record["name"]), "size": int(record["size"]), "uses": list(record["uses"])}
-    except (ValueError, KeyError, TypeError):
-        raise refused(ErrorKind.INTERNAL, f"the state of the volume {handle!r} is not readable")
+        return Record(**json.loads(value))
+    except (ValueError, TypeError):
+        raise failure(ErrorKind.INTERNAL, f"the record of {key} is not readable", Finality.UNKNOWN)
 
 
 def commit(change):
-    """Makes a change; False when another call was faster."""
+    """Commits a change. Returns False if another call has changed the key first."""
     try:
         state.commit([change])
         return True
     except Err as error:
         if isinstance(error.value, state.StateError_Conflict):
             return False
-        raise from_state(error.value)
+        raise storage_error(error.value)
 
 
-def from_state(error):
-    """A commit that failed did nothing, so neither did the call."""
-    if isinstance(error, state.StateError_Full):
-        kind = ErrorKind.RESOURCE_EXHAUSTED
-    elif isinstance(error, state.StateError_Unavailable):
-        kind = ErrorKind.UNAVAILABLE
-    else:
-        kind = ErrorKind.INTERNAL
-    return refused(kind, f"the state refused: {error}")
+def call_state(function, *arguments):
+    try:
+        return function(*arguments)
+    except Err as error:
+        raise storage_error(error.value)
 
 
-def busy(handle):
-    return refused(ErrorKind.ABORTED, f"{ATTEMPTS} other calls changed the volume {handle!r} at the same time")
+def storage_error(error):
+    match error:
+        case state.StateError_Full(bound):
+            message = f"the state would have {bound.given} bytes; its limit is {bound.limit}"
+            return failure(ErrorKind.RESOURCE_EXHAUSTED, message)
+        case state.StateError_ValueSize(bound):
+            message = f"the record would have {bound.given} bytes; its limit is {bound.limit}"
+            return failure(ErrorKind.RESOURCE_EXHAUSTED, message)
+        case state.StateError_Unavailable(reason):
+            # An earlier call of the same name may have had an effect, which this call could not look up.
+            return failure(ErrorKind.UNAVAILABLE, f"the state is unavailable: {reason}", Finality.UNKNOWN)
+        case _:
+            return failure(ErrorKind.INTERNAL, f"the state failed: {error}", Finality.UNKNOWN)
 
 
-def refused(kind, message):
-    """A failure of a call that had no effect."""
-    return Err(StorageError(kind, message, None, Finality.FINAL))
+def shorten(text):
+    return repr(text[:MAX_NAME])
+
+
+def already_exists(key, difference):
+    return failure(ErrorKind.ALREADY_EXISTS, f"{key} exists with {difference}")
+
+
+def too_many_conflicts(key):
+    return failure(ErrorKind.ABORTED, f"other calls have changed {key} {MAX_ATTEMPTS} times during this call")
+
+
+def failure(kind, message, finality=Finality.FINAL):
+    return Err(StorageError(kind, message, None, finality))

@@ -1,31 +1,25 @@
-// Package export_cofferdam_storage_identity says who the driver is. The generated code expects this name.
+// Package export_cofferdam_storage_identity exports the interface identity.
 package export_cofferdam_storage_identity
 
 import (
-	"wit_component/cofferdam_storage_identity"
-	"wit_component/cofferdam_storage_types"
+	identity "wit_component/cofferdam_storage_identity"
+	types "wit_component/cofferdam_storage_types"
+	"wit_component/driver"
 
 	wit "go.bytecodealliance.org/pkg/wit/types"
 )
 
-const (
-	name    = "go.samples.cofferdam.dev"
-	version = "0.1.0"
-)
-
-// Describe says who the driver is.
-func Describe() wit.Result[cofferdam_storage_identity.Description, cofferdam_storage_types.StorageError] {
-	return wit.Ok[cofferdam_storage_identity.Description, cofferdam_storage_types.StorageError](
-		cofferdam_storage_identity.Description{
-			Name:           name,
-			Version:        version,
-			Placement:      cofferdam_storage_identity.Placement_Central,
-			VolumesPerNode: wit.None[uint32](),
-		})
+// Describe describes the driver.
+func Describe() wit.Result[identity.Description, types.StorageError] {
+	return driver.Result(identity.Description{
+		Name:           driver.Name,
+		Version:        driver.Version,
+		Placement:      identity.Placement_Central,
+		VolumesPerNode: wit.None[uint32](),
+	}, nil)
 }
 
-// Probe tells that the driver is ready.
-func Probe() wit.Result[cofferdam_storage_identity.Readiness, cofferdam_storage_types.StorageError] {
-	return wit.Ok[cofferdam_storage_identity.Readiness, cofferdam_storage_types.StorageError](
-		cofferdam_storage_identity.MakeReadinessReady())
+// Probe returns that the driver is ready.
+func Probe() wit.Result[identity.Readiness, types.StorageError] {
+	return driver.Result(identity.MakeReadinessReady(), nil)
 }
