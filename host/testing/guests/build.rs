@@ -34,5 +34,10 @@ fn main() -> Result<(), BuildError> {
             directory: "examples/array-driver",
             path_variable: "COFFERDAM_GUEST_ARRAY",
         },
+        GuestPackage {
+            package: "cofferdam-example-aws-ebs",
+            directory: "examples/aws-ebs",
+            path_variable: "COFFERDAM_GUEST_AWS_EBS",
+        },
     ])
 }

@@ -1,6 +1,7 @@
 //! The suites and where they are implemented: each in a module of its own, except `node-shutdown`, which is
 //! in `pods`, and the benchmarks, which are in `crate::bench`.
 
+mod aws_ebs;
 mod cleanup;
 mod control_plane;
 mod crashes;
@@ -234,6 +235,14 @@ pub const SUITES: &[Suite] = &[
         limit: MINUTE.saturating_mul(15),
         lane: SuiteLane::Background,
         run: |run| Box::pin(crashes::snapshots::run(run)),
+    },
+    Suite {
+        name: "aws-ebs",
+        description: "the example driver for AWS EBS passes the driver suite on PyPI's moto, and a pod of dev mode \
+             uses its volume",
+        limit: MINUTE.saturating_mul(25),
+        lane: SuiteLane::Background,
+        run: |run| Box::pin(aws_ebs::run(run)),
     },
     Suite {
         name: "interop",

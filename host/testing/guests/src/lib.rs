@@ -6,8 +6,8 @@
 /// misbehavior. Other settings are parts of its description and a text that it puts into responses and logs.
 pub const HOSTILE: &[u8] = include_bytes!(env!("COFFERDAM_GUEST_HOSTILE"));
 
-/// A guest that uses the imports `http`, `session`, `secrets` and `reveal`. The parameter `script` of
-/// CreateVolume lists the steps.
+/// A guest that uses the imports `http`, `session`, `secrets`, `reveal`, `sign` and `deadline`. The parameter
+/// `script` of CreateVolume lists the steps.
 pub const NET: &[u8] = include_bytes!(env!("COFFERDAM_GUEST_NET"));
 
 /// A guest whose CreateVolume performs one operation on its pool, which the request's parameters select.
@@ -22,3 +22,6 @@ pub const STARTER: &[u8] = include_bytes!(env!("COFFERDAM_GUEST_STARTER"));
 
 /// The example driver for an array with an HTTP API.
 pub const ARRAY: &[u8] = include_bytes!(env!("COFFERDAM_GUEST_ARRAY"));
+
+/// The example driver for AWS EBS.
+pub const AWS_EBS: &[u8] = include_bytes!(env!("COFFERDAM_GUEST_AWS_EBS"));

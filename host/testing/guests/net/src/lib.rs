@@ -1,13 +1,14 @@
-//! A backend that uses the imports `http`, `session`, `secrets` and `reveal`. The parameter `script` of a
-//! create is a list of steps in JSON, and the volume's context has the result of each step. The result of a
-//! step whose import returns an error is this error, except that `fail-with-body` fails the create.
+//! A backend that uses the imports `http`, `session`, `secrets`, `reveal`, `sign` and `deadline`. The
+//! parameter `script` of a create is a list of steps in JSON, and the volume's context has the result of each
+//! step. The result of a step whose import returns an error is this error, except that `fail-with-body` fails
+//! the create.
 #![forbid(unsafe_code)]
 
 use cofferdam_guest::{
     Backend, CreateRequest, Description, Readiness, Result, StorageError, ValidateRequest, Validation,
     Volume,
-    bindings::cofferdam::storage::{http, reveal, secrets, session, types::Secret},
-    log,
+    bindings::cofferdam::storage::{deadline, http, reveal, secrets, session, sign, types::Secret},
+    digest, log,
 };
 use serde::Deserialize;
 
@@ -40,6 +41,11 @@ enum Step {
     FailWithLogin(String),
     /// Reveals a secret. The result is its length in bytes, or that there is no such secret.
     Reveal(String),
+    /// The HMAC-SHA256 of a message with the key in a secret, and the SHA-256 of secret and message, both in
+    /// hexadecimal digits.
+    Sign(String, String),
+    /// The time until the host ends the call, in milliseconds.
+    RemainingTime,
     Trap,
 }
 
@@ -162,6 +168,18 @@ fn run_step(step: Step) -> Result<String> {
             Some(secret) => format!("{} bytes", reveal::reveal(&secret).len()),
             None => "no such secret".to_owned(),
         },
+        Step::Sign(name, message) => {
+            let (secret, message) = (secret(&name)?, message.into_bytes());
+            let key = sign::Key { secret: &secret, encoding: sign::Encoding::Text, prefix: Vec::new() };
+            let signature = sign::hmac(sign::Algorithm::Sha256, &key, std::slice::from_ref(&message));
+            let parts = [sign::Part::Secret(&secret), sign::Part::Bytes(message)];
+            let hash = digest::hex(sign::digest(sign::Algorithm::Sha256, &parts));
+            match signature {
+                Ok(signature) => format!("{} {hash}", digest::hex(signature)),
+                Err(error) => format!("{error:?} {hash}"),
+            }
+        }
+        Step::RemainingTime => deadline::remaining_ms().to_string(),
         Step::Trap => trap(),
     })
 }
