@@ -5,11 +5,13 @@ CARGO ?= cargo
 TOOLS ?= $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/cofferdam/tools
 CARGO_DENY_VERSION := 0.20.2
 CARGO_AUDITABLE_VERSION := 0.7.7
+CARGO_FUZZ_VERSION := 0.13.2
 RUST_VERSION := $(shell sed -n 's/^channel = "\(.*\)"/\1/p' rust-toolchain.toml)
 WASM_TARGET := wasm32-wasip2
 
 DENY := $(TOOLS)/cargo-deny-$(CARGO_DENY_VERSION)/bin/cargo-deny
 AUDITABLE := $(TOOLS)/cargo-auditable-$(CARGO_AUDITABLE_VERSION)/bin
+FUZZ := $(TOOLS)/cargo-fuzz-$(CARGO_FUZZ_VERSION)/bin/cargo-fuzz
 
 .DEFAULT_GOAL := help
 
@@ -159,6 +161,19 @@ bench: toolchain ## measure: calls into the sandbox, neighbours, claims per seco
 	$(CARGO) bench --locked --package cofferdam-sim --bench claims
 	$(CARGO) bench --locked --package cofferdam --bench dev
 
+# What a run finds stays in target/fuzz; an input that breaks a property is written to host/testing/fuzz/fuzz/artifacts. Without a
+# sanitizer, the stable toolchain suffices: no crate has unsafe code of its own.
+FUZZ_TARGETS := component connection_info http origins values
+FUZZ_SECONDS ?= 600
+FUZZ_FLAGS := --fuzz-dir host/testing/fuzz/fuzz --target-dir $(CURDIR)/target/fuzz --sanitizer none
+
+.PHONY: fuzz
+fuzz: toolchain $(FUZZ) ## search for inputs that break the host, or one target by FUZZ_TARGETS=http; FUZZ_SECONDS=600 for each: libFuzzer, 10 minutes to build
+	for target in $(FUZZ_TARGETS); do \
+		mkdir -p target/fuzz/corpus/$$target && $(FUZZ) run $(FUZZ_FLAGS) $$target target/fuzz/corpus/$$target \
+			host/testing/fuzz/corpus/$$target -- -max_total_time=$(FUZZ_SECONDS) || exit 1; \
+	done
+
 .PHONY: chart
 chart: toolchain ## write the generated files of the chart: RBAC rules, admission policies, schema of the values
 	UPDATE_CHART=1 $(CARGO) test --locked --package cofferdam --bin cofferdam chart_tests
@@ -187,3 +202,6 @@ $(DENY):
 
 $(AUDITABLE)/cargo-auditable:
 	$(CARGO) install --debug --locked cargo-auditable --version $(CARGO_AUDITABLE_VERSION) --root $(dir $(AUDITABLE))
+
+$(FUZZ):
+	$(CARGO) install --debug --locked cargo-fuzz --version $(CARGO_FUZZ_VERSION) --root $(TOOLS)/cargo-fuzz-$(CARGO_FUZZ_VERSION)

@@ -269,10 +269,12 @@ impl<R, U> CallSpec<R, U> {
     }
 
     /// A call of the CSI method `ControllerPublishVolume`. The capability does not identify its operation:
-    /// users may change `mountOptions` and `accessModes` of a PersistentVolume between two attempts.
+    /// users may change `mountOptions` and `accessModes` of a PersistentVolume between two attempts. Neither do
+    /// the node's identities: `spec.providerID` may be set between two attempts.
     pub fn publish_volume(request: &PublishVolume, convert: impl Convert<R, U>) -> Self {
-        let PublishVolume { handle, node_id, node_identities, capability: _, read_only, context } = request;
-        let arguments = (node_identities, read_only, context);
+        let PublishVolume { handle, node_id, node_identities: _, capability: _, read_only, context } =
+            request;
+        let arguments = (read_only, context);
         let operation = OperationRequest::publish(handle.clone(), node_id.clone(), &arguments);
         Self::new("/csi.v1.Controller/ControllerPublishVolume", Some(operation), convert)
     }

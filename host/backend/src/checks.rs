@@ -394,6 +394,11 @@ pub fn check_description(description: &Description) -> CheckResult {
         });
     }
     check_text("the version", &description.version, 1, MAX_STRING)?;
+    // In CSI, 0 means no maximum.
+    if description.volumes_per_node == Some(0) {
+        let (field, max) = ("the maximum of a node", u32::MAX.into());
+        return Err(ContractViolation::OutOfRange { field, value: 0, unit: "volumes", min: 1, max });
+    }
     let keys = &description.topology_keys;
     check_unique("topology keys", "the topology key", keys, is_qualified_name, "a label key")?;
     check_unique("features", "the feature", &description.features, is_dns_label, "a DNS label")

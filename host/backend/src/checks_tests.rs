@@ -111,6 +111,12 @@ fn invalid_driver_descriptions_are_rejected() {
         check_description(&odd).unwrap_err().to_string(),
         "the version \"1 2\" has control characters"
     );
+    let none = Description { volumes_per_node: Some(0), ..describe("a") };
+    assert_eq!(
+        check_description(&none).unwrap_err().to_string(),
+        "the maximum of a node is 0 volumes; expected 1 to 4294967295"
+    );
+    assert_eq!(check_description(&Description { volumes_per_node: Some(1), ..describe("a") }), Ok(()));
     let mut twice = describe("a");
     twice.features = vec!["x".to_owned(), "x".to_owned()];
     assert_eq!(check_description(&twice).unwrap_err().to_string(), "the feature \"x\" is given twice");

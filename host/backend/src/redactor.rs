@@ -2,7 +2,7 @@
 
 mod search;
 
-use std::{borrow::Cow, ops::Range, sync::Arc};
+use std::{borrow::Cow, collections::VecDeque, ops::Range, sync::Arc};
 
 use cofferdam_domain::storage::{Secret, Secrets};
 use parking_lot::Mutex;
@@ -16,17 +16,20 @@ pub const REDACTED: &str = "[secret]";
 /// that the host revealed to a component: the storage system may echo to the component what the host sent.
 /// Clones share derived secrets.
 ///
-/// A secret is recognised as it is, percent-encoded (also with `+` for a blank), and with the escapes of JSON
-/// and of string literals. A secret of at least 4 bytes is also recognised in hexadecimal and in Base64: in
-/// both alphabets, with and without padding and line breaks, alone or as a part of encoded data.
+/// A secret is recognised as it is, percent-encoded (also with `+` for a space), with the escapes of JSON and
+/// of string literals, and with control or format characters in place of its spaces. A secret of at least 4
+/// bytes is also recognised in hexadecimal and in Base64: in both alphabets, with and without padding and line
+/// breaks, alone or as a part of encoded data.
 #[derive(Clone, Debug, Default)]
 pub struct Redactor {
     secrets: Secrets,
     /// Secrets derived from the call's secrets during the call, e.g. encoded credentials and login tokens.
     derived: Arc<Mutex<Vec<Secret>>>,
+    /// Credentials that the driver itself has written into requests, the last one at the end.
+    written: Arc<Mutex<VecDeque<Secret>>>,
 }
 
-/// Maximum derived secrets of one call.
+/// Maximum derived secrets of one call, and maximum credentials that the driver has written into requests.
 pub const MAX_DERIVED_SECRETS: usize = 64;
 
 /// Minimum length in bytes of a login token. A shorter text is no token, and occurs by chance.
@@ -35,7 +38,7 @@ const MIN_TOKEN_BYTES: usize = 8;
 impl Redactor {
     /// A redactor for a call with these secrets.
     pub fn new(secrets: Secrets) -> Self {
-        Self { secrets, derived: Arc::default() }
+        Self { secrets, ..Self::default() }
     }
 
     /// Adds a secret derived from the call's secrets. Returns `false` if it was not added, because the call
@@ -56,6 +59,22 @@ impl Redactor {
     /// ignored. Returns `false` if it was not added, because the call has too many derived secrets.
     pub fn add_token(&self, token: &str) -> bool {
         token.len() < MIN_TOKEN_BYTES || self.add_secret(Secret::new(token))
+    }
+
+    /// Adds credentials that the driver has written into a request, such as a token or a signature. The
+    /// redactor knows the last [`MAX_DERIVED_SECRETS`] different ones: a driver that signs has other ones in
+    /// each request. A text of less than 8 bytes is ignored.
+    pub fn add_written(&self, credentials: &str) {
+        if credentials.len() < MIN_TOKEN_BYTES {
+            return;
+        }
+        let credentials = Secret::new(credentials);
+        let mut written = self.written.lock();
+        written.retain(|known| *known != credentials);
+        if written.len() == MAX_DERIVED_SECRETS {
+            written.pop_front();
+        }
+        written.push_back(credentials);
     }
 
     /// Replaces the secrets in a text.
@@ -96,8 +115,9 @@ impl Redactor {
 
     /// Calls a function with the call's secrets and the derived ones.
     fn with_secrets<T>(&self, work: impl FnOnce(&[&str]) -> T) -> T {
-        let derived = self.derived.lock();
-        let secrets = self.secrets.iter().map(|(_, secret)| secret).chain(derived.iter());
+        let (derived, written) = (self.derived.lock(), self.written.lock());
+        let derived = derived.iter().chain(written.iter());
+        let secrets = self.secrets.iter().map(|(_, secret)| secret).chain(derived);
         work(&secrets.map(Secret::expose).filter(|secret| !secret.is_empty()).collect::<Vec<_>>())
     }
 }
@@ -108,7 +128,7 @@ fn contains_any(text: &str, secrets: &[&str], min_bytes: usize) -> bool {
     }
     let searchable = SearchableText::new(text);
     secrets.iter().any(|secret| {
-        secret.len() >= min_bytes && searchable.plain(secret).next().is_some()
+        secret.len() >= min_bytes && !searchable.plain(secret).is_empty()
             || secret.len() >= MIN_ID_SECRET_BYTES && searchable.encoded(secret).next().is_some()
     })
 }
@@ -121,7 +141,7 @@ fn secret_ranges(text: &str, secrets: &[&str]) -> Vec<Range<usize>> {
     let searchable = SearchableText::new(text);
     let mut found = Vec::new();
     for secret in secrets {
-        for range in searchable.plain(secret).chain(searchable.encoded(secret)) {
+        for range in searchable.plain(secret).into_iter().chain(searchable.encoded(secret)) {
             push_range(&mut found, range);
         }
     }
@@ -204,6 +224,25 @@ mod tests {
     }
 
     #[test]
+    fn the_last_written_credentials_are_redacted() {
+        let redactor = Redactor::default();
+        let text = |number: usize| format!("signature-{number}");
+        (0..=MAX_DERIVED_SECRETS).for_each(|number| redactor.add_written(&text(number)));
+        assert_eq!(redactor.redact(&text(0)), text(0), "the oldest one");
+        assert_eq!(redactor.redact(&text(1)), REDACTED);
+        // A token that is used again is not the oldest one.
+        redactor.add_written(&text(1));
+        redactor.add_written("another-token");
+        assert_eq!(
+            (redactor.redact(&text(1)).as_ref(), redactor.redact("another-token").as_ref()),
+            (REDACTED, REDACTED)
+        );
+        assert_eq!(redactor.redact(&text(2)), text(2));
+        redactor.add_written("short");
+        assert_eq!(redactor.redact("short"), "short");
+    }
+
+    #[test]
     fn encoded_secrets_are_redacted() {
         let secret = "p@ss \"wörd\\\u{7}";
         #[rustfmt::skip] // one row a case
@@ -239,6 +278,23 @@ mod tests {
             assert_eq!(redactor(&[">>>???"]).redact(text), expected);
         }
         assert_eq!(redactor(&["😀 smile"]).redact(r"\ud83d\ude00 smile \ud83d"), r"[secret] \ud83d");
+    }
+
+    /// [`printable`](cofferdam_domain::text::printable) makes a blank of each of these characters, after the
+    /// redaction.
+    #[test]
+    fn secrets_with_another_character_for_a_blank_are_redacted() {
+        let knowing = redactor(&["correct horse battery"]);
+        for (text, expected) in [
+            ("correct\nhorse\tbattery", "[secret]"),
+            ("a\ncorrect\u{200b}horse\u{2028}battery\u{1b}b", "a\n[secret]\u{1b}b"),
+            ("correct\r\nhorse battery", "correct\r\nhorse battery"),
+        ] {
+            assert_eq!(knowing.redact(text), expected, "{text:?}");
+        }
+        let knowing = redactor(&["-----BEGIN KEY-----\nMIIEvQ==\n-----END KEY-----\n"]);
+        let one_line = "the key -----BEGIN KEY----- MIIEvQ== -----END KEY----- is wrong";
+        assert_eq!(knowing.redact(one_line), "the key [secret] is wrong");
     }
 
     #[test]

@@ -30,6 +30,8 @@ mod error;
 mod exports;
 mod failure;
 pub mod fault_injection;
+#[cfg(feature = "fuzzing")]
+pub mod fuzzing;
 mod inspect;
 mod instance;
 mod instance_pool;

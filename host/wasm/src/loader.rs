@@ -15,6 +15,7 @@ use wasmtime::component::Component;
 
 use crate::{
     backend::WasmBackend,
+    bindings::exports::cofferdam::storage::identity,
     call::{self, SharedState},
     capabilities::{
         SharedCapabilities,
@@ -42,7 +43,7 @@ use crate::{
     limits::Limits,
 };
 use cofferdam_backend::{
-    CallContext, Redactor,
+    CallContext, ContractViolation, Redactor,
     checks::{self, printable},
 };
 
@@ -541,13 +542,20 @@ pub(crate) async fn describe(
     })?;
     let (description, redactor) =
         initial_call(name, inner, shared_state, "identity.describe", exports::describe()).await?;
+    checked_description(description, &redactor).map_err(|violation| LoadError::InvalidDescription {
+        name: name.to_owned(),
+        reason: redactor.redact(&violation.to_string()).into_owned(),
+    })
+}
+
+/// Converts and checks a description.
+pub(crate) fn checked_description(
+    description: identity::Description,
+    redactor: &Redactor,
+) -> Result<Description, ContractViolation> {
     let description = convert::description(description);
-    checks::check_no_secret_in_description(&description, &redactor)
-        .and_then(|()| checks::check_description(&description))
-        .map_err(|violation| LoadError::InvalidDescription {
-            name: name.to_owned(),
-            reason: redactor.redact(&violation.to_string()).into_owned(),
-        })?;
+    checks::check_no_secret_in_description(&description, redactor)?;
+    checks::check_description(&description)?;
     Ok(description)
 }
 

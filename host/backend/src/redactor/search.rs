@@ -3,6 +3,7 @@
 use std::{borrow::Cow, iter, ops::Range};
 
 use base64::{Engine as _, engine::general_purpose::STANDARD_NO_PAD};
+use cofferdam_domain::text::is_control_or_format;
 use memchr::memmem::Finder;
 use zeroize::Zeroizing;
 
@@ -53,15 +54,29 @@ impl<'a> SearchableText<'a> {
         if bytes.contains(&b'\\') {
             plain.push(MappedBytes::decoded(bytes, unescaped));
         }
+        // `printable`, which follows the redaction, makes blanks of these characters.
+        if text.chars().any(is_control_or_format) {
+            plain.push(MappedBytes::decoded(bytes, printable_blank));
+        }
         Self { texts: plain.into_iter().map(DecodedText::new).collect() }
     }
 
-    /// The ranges of the text that contain a secret as text: as it is, percent-encoded, or escaped as in JSON
-    /// and in the output of `Debug`.
-    pub(super) fn plain<'b>(&'b self, secret: &'b str) -> impl Iterator<Item = Range<usize>> + 'b {
-        self.texts.iter().flat_map(|text| {
-            occurrences(&text.plain.bytes, secret.as_bytes()).map(|range| text.plain.range(range))
-        })
+    /// The ranges of the text that contain a secret as text: as it is, percent-encoded, escaped as in JSON and
+    /// in the output of `Debug`, or with spaces in place of its control and format characters, as a guest
+    /// writes a text on one line.
+    pub(super) fn plain(&self, secret: &str) -> Vec<Range<usize>> {
+        let one_line = secret.chars().any(is_control_or_format).then(|| {
+            let spaced = secret.chars().map(|c| if is_control_or_format(c) { ' ' } else { c });
+            Zeroizing::new(spaced.collect::<String>())
+        });
+        let one_line = one_line.as_deref().map(|text| text.trim()).filter(|text| !text.is_empty());
+        let needles = std::iter::once(secret).chain(one_line);
+        let ranges = needles.flat_map(|needle| {
+            self.texts.iter().flat_map(|text| {
+                occurrences(&text.plain.bytes, needle.as_bytes()).map(|range| text.plain.range(range))
+            })
+        });
+        ranges.collect()
     }
 
     /// The ranges of the text that contain a secret of at least [`MIN_ENCODED_BYTES`] in hexadecimal or
@@ -179,6 +194,13 @@ fn occurrences<'a>(haystack: &'a [u8], needle: &'a [u8]) -> impl Iterator<Item =
         from = at + 1;
         Some(at..at + needle.len())
     })
+}
+
+/// Replaces a control or format character with a blank.
+fn printable_blank(rest: &[u8]) -> Option<(Decoded, usize)> {
+    let start = rest.get(..rest.len().min(char::MAX_LEN_UTF8))?;
+    let c = start.utf8_chunks().next()?.valid().chars().next()?;
+    is_control_or_format(c).then_some((Decoded::Byte(b' '), c.len_utf8()))
 }
 
 /// Decodes `%41`.

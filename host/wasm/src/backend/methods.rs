@@ -16,7 +16,7 @@ use super::WasmBackend;
 use crate::{
     bindings::{
         cofferdam::storage::types as wit,
-        exports::cofferdam::storage::{expansion, group_snapshots},
+        exports::cofferdam::storage::{capacity, expansion, group_snapshots, listing, snapshots},
     },
     convert,
     exports::{self, GuestFunction},
@@ -58,7 +58,10 @@ impl WasmBackend {
 }
 
 /// Converts and checks a created volume.
-fn checked_volume(volume: wit::Volume, redactor: &Redactor) -> Result<CreatedVolume, ContractViolation> {
+pub(crate) fn checked_volume(
+    volume: wit::Volume,
+    redactor: &Redactor,
+) -> Result<CreatedVolume, ContractViolation> {
     let volume = convert::created_volume(volume)?;
     LIMITS.check_created_volume(&volume)?;
     check_no_secret_in_volume(&volume, redactor)?;
@@ -111,7 +114,7 @@ fn check_no_secret_in_status(status: &VolumeStatus, redactor: &Redactor) -> Resu
 }
 
 /// Converts and checks a connection info.
-fn checked_connection_info(
+pub(crate) fn checked_connection_info(
     connection_info: wit::ConnectionInfo,
     redactor: &Redactor,
 ) -> Result<ConnectionInfo, ContractViolation> {
@@ -122,7 +125,10 @@ fn checked_connection_info(
 }
 
 /// Converts and checks a snapshot.
-fn checked_snapshot(snapshot: wit::Snapshot, redactor: &Redactor) -> Result<Snapshot, ContractViolation> {
+pub(crate) fn checked_snapshot(
+    snapshot: wit::Snapshot,
+    redactor: &Redactor,
+) -> Result<Snapshot, ContractViolation> {
     let snapshot = convert::snapshot(snapshot);
     LIMITS.check_snapshot(&snapshot)?;
     check_no_secret_in_snapshot(&snapshot, redactor)?;
@@ -130,7 +136,7 @@ fn checked_snapshot(snapshot: wit::Snapshot, redactor: &Redactor) -> Result<Snap
 }
 
 /// Converts and checks a group snapshot.
-fn checked_group_snapshot(
+pub(crate) fn checked_group_snapshot(
     group: group_snapshots::GroupSnapshot,
     redactor: &Redactor,
 ) -> Result<GroupSnapshot, ContractViolation> {
@@ -142,7 +148,7 @@ fn checked_group_snapshot(
 }
 
 /// Converts and checks an expanded volume.
-fn checked_expansion(
+pub(crate) fn checked_expansion(
     expanded: expansion::ExpandResponse,
     _: &Redactor,
 ) -> Result<ExpandedVolume, ContractViolation> {
@@ -151,6 +157,51 @@ fn checked_expansion(
         node_expansion_required: expanded.node_expansion,
     };
     checks::check_expanded_volume(&expanded).map(|()| expanded)
+}
+
+/// Converts and checks the status of a volume.
+pub(crate) fn checked_status(
+    status: wit::VolumeStatus,
+    redactor: &Redactor,
+) -> Result<VolumeStatus, ContractViolation> {
+    let status = convert::volume_status(status, redactor)?;
+    LIMITS.check_volume_status(&status)?;
+    check_no_secret_in_status(&status, redactor)?;
+    Ok(status)
+}
+
+/// Converts and checks a page of volumes.
+pub(crate) fn checked_volume_page(
+    page: listing::VolumePage,
+    request: &PageRequest,
+    redactor: &Redactor,
+) -> Result<VolumePage, ContractViolation> {
+    let page = convert::volume_page(page, redactor)?;
+    LIMITS.check_volume_page(&page, request)?;
+    page.volumes.iter().try_for_each(|status| check_no_secret_in_status(status, redactor))?;
+    Ok(page)
+}
+
+/// Converts and checks a page of snapshots. If `source` is set, all snapshots must be of that volume.
+pub(crate) fn checked_snapshot_page(
+    page: snapshots::SnapshotPage,
+    request: &PageRequest,
+    source: Option<&VolumeHandle>,
+    redactor: &Redactor,
+) -> Result<SnapshotPage, ContractViolation> {
+    let page = convert::snapshot_page(page);
+    LIMITS.check_snapshot_page(&page, request, source)?;
+    page.snapshots.iter().try_for_each(|snapshot| check_no_secret_in_snapshot(snapshot, redactor))?;
+    Ok(page)
+}
+
+/// Converts and checks a capacity.
+pub(crate) fn checked_capacity(
+    report: capacity::CapacityReport,
+    _: &Redactor,
+) -> Result<Capacity, ContractViolation> {
+    let capacity = convert::capacity(report);
+    checks::check_capacity(&capacity).map(|()| capacity)
 }
 
 fn handle_text(handle: &impl ToString) -> String {
@@ -162,6 +213,10 @@ fn handle_texts(handles: &BTreeSet<SnapshotHandle>) -> Vec<String> {
 }
 
 impl Backend for WasmBackend {
+    fn takes_node_identities(&self) -> bool {
+        true
+    }
+
     fn description(&self) -> &Description {
         &self.inner.description
     }
@@ -278,13 +333,7 @@ impl Backend for WasmBackend {
         );
         let key = source.clone().map(OperationKey::Volume);
         let spec = CallSpec::list_snapshots(move |found, redactor| {
-            let found = convert::snapshot_page(found);
-            LIMITS.check_snapshot_page(&found, &page, source.as_ref())?;
-            found
-                .snapshots
-                .iter()
-                .try_for_each(|snapshot| check_no_secret_in_snapshot(snapshot, redactor))?;
-            Ok(found)
+            checked_snapshot_page(found, &page, source.as_ref(), redactor)
         })
         .reading(key);
         self.run_with_ability(Ability::Snapshots, call, spec, function)
@@ -333,12 +382,7 @@ impl Backend for WasmBackend {
 
     fn list_volumes(&self, call: Call, page: PageRequest) -> BackendFuture<'_, VolumePage> {
         let function = exports::list_volumes(page.starting_token.clone(), page.max_entries);
-        let spec = CallSpec::list_volumes(move |found, redactor| {
-            let found = convert::volume_page(found, redactor)?;
-            LIMITS.check_volume_page(&found, &page)?;
-            found.volumes.iter().try_for_each(|status| check_no_secret_in_status(status, redactor))?;
-            Ok(found)
-        });
+        let spec = CallSpec::list_volumes(move |found, redactor| checked_volume_page(found, &page, redactor));
         self.run_with_ability(Ability::Listing, call, spec, function)
     }
 
@@ -346,9 +390,7 @@ impl Backend for WasmBackend {
         let function = exports::get_volume(handle_text(&handle));
         let key = Some(OperationKey::Volume(handle.clone()));
         let spec = CallSpec::get_volume(move |found, redactor| {
-            let status = convert::volume_status(found, redactor)?;
-            LIMITS.check_volume_status(&status)?;
-            check_no_secret_in_status(&status, redactor)?;
+            let status = checked_status(found, redactor)?;
             checks::check_same_handle("volume", &handle, &status.volume.handle).map(|()| status)
         })
         .reading(key);
@@ -357,10 +399,7 @@ impl Backend for WasmBackend {
 
     fn get_capacity(&self, call: Call, query: CapacityQuery) -> BackendFuture<'_, Capacity> {
         let function = exports::available(convert::capacity_request(query));
-        let spec = CallSpec::get_capacity(|report, _| {
-            let capacity = convert::capacity(report);
-            checks::check_capacity(&capacity).map(|()| capacity)
-        });
+        let spec = CallSpec::get_capacity(checked_capacity);
         self.run_with_ability(Ability::Capacity, call, spec, function)
     }
 }

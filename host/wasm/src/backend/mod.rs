@@ -1,6 +1,6 @@
 //! A component as a [`Backend`](cofferdam_backend::Backend).
 
-mod methods;
+pub(crate) mod methods;
 
 use std::{
     future::Future,

@@ -270,7 +270,7 @@ pub(crate) async fn load(
     limits: Limits,
 ) -> Result<Arc<WasmBackend>, LoadError> {
     let source = ComponentSource::Bytes { name: "net.wasm".to_owned(), bytes: cofferdam_test_guests::NET };
-    let grants = Grant::DEFAULT.into_iter().chain([Grant::Reveal]).collect();
+    let grants = Grant::DEFAULT.into_iter().chain([Grant::Reveal, Grant::Sign]).collect();
     let http = HttpConfig { origins };
     let config = BackendConfig { http, limits, grants, class_secrets: true, ..BackendConfig::default() };
     engine.load(source, config).await

@@ -10,7 +10,7 @@ use std::{
 };
 
 use bytes::Bytes;
-use http::{HeaderMap, Method, Request, Uri};
+use http::{HeaderMap, HeaderValue, Method, Request, Uri, header};
 use http_body_util::{BodyExt as _, Full, LengthLimitError, Limited};
 use hyper::body::Body as _;
 use tokio::{
@@ -127,6 +127,12 @@ impl HttpClient {
         }
     }
 
+    /// Adds an idle connection, which the next request of the tenant to the origin uses.
+    #[cfg(feature = "fuzzing")]
+    pub(crate) async fn add_connection(&self, origin: Origin, tenant: Tenant, connection: HttpConnection) {
+        self.pool.put(origin, tenant, connection).await;
+    }
+
     pub(crate) fn limits(&self) -> &HttpLimits {
         &self.limits
     }
@@ -206,6 +212,7 @@ impl HttpClient {
                 connection,
                 deadline,
                 timeout: outgoing.timeout,
+                is_operators_limit: outgoing.timeout == self.limits.max_timeout,
                 max_response_bytes: self.limits.response_bytes,
                 pool: Arc::clone(&self.pool),
                 exchange: Arc::clone(active_exchange),
@@ -235,6 +242,11 @@ impl OutgoingRequest {
         *request.method_mut() = self.method.clone();
         *request.uri_mut() = self.path.clone();
         *request.headers_mut() = self.headers.clone();
+        // hyper omits it without a body. Servers may require it (RFC 9110, section 8.6).
+        let has_content = [Method::POST, Method::PUT, Method::PATCH].contains(&self.method);
+        if has_content && self.body.is_empty() {
+            request.headers_mut().insert(header::CONTENT_LENGTH, HeaderValue::from_static("0"));
+        }
         request
     }
 }
@@ -245,6 +257,8 @@ struct SentExchange {
     connection: HttpConnection,
     deadline: Instant,
     timeout: Duration,
+    /// True if `timeout` is the limit of the operator.
+    is_operators_limit: bool,
     max_response_bytes: usize,
     pool: Arc<ConnectionPool>,
     exchange: Arc<ActiveExchange>,
@@ -253,8 +267,9 @@ struct SentExchange {
 impl SentExchange {
     async fn run(mut self, _: Permit, request: Request<Full<Bytes>>) -> Result<Response, ExchangeError> {
         let answer = timeout_at(self.deadline, self.transfer(request)).await.unwrap_or_else(|_| {
-            let message =
-                format!("{} did not respond within {}", self.target.origin, DurationText(self.timeout));
+            let limit = if self.is_operators_limit { " (limit `http-timeout-ms`)" } else { "" };
+            let timeout = DurationText(self.timeout);
+            let message = format!("{} did not respond within {timeout}{limit}", self.target.origin);
             Err(ExchangeError::sent(Failure::Timeout, message))
         });
         let maybe_sent = self.connection.is_sent.load(Ordering::Acquire);

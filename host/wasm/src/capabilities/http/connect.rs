@@ -206,7 +206,8 @@ async fn connect_any(
     Err(last.unwrap_or_else(|| connect_timeout(target, Duration::ZERO)))
 }
 
-async fn handshake<S>(target: &OriginTarget, stream: S) -> Result<HttpConnection, ExchangeError>
+/// Prepares a stream to a server of an origin for requests.
+pub(crate) async fn handshake<S>(target: &OriginTarget, stream: S) -> Result<HttpConnection, ExchangeError>
 where
     S: AsyncRead + AsyncWrite + Send + Unpin + 'static,
 {

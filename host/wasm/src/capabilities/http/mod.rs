@@ -4,17 +4,17 @@ pub(crate) mod client;
 pub(crate) mod config;
 pub(crate) mod connect;
 mod error;
-mod origin;
+pub(crate) mod origin;
 pub(crate) mod policy;
 mod request;
 mod tls;
 
-use std::sync::Arc;
+use std::{sync::Arc, time::Instant};
 
 use wasmtime::component::{HasData, ResourceTable};
 
 use self::{
-    client::{ExchangeOwner, HttpClient},
+    client::{ExchangeOwner, HttpClient, OutgoingRequest},
     error::ExchangeError,
     request::RequestBuilder,
 };
@@ -54,6 +54,8 @@ impl Host for HttpView<'_> {
         };
         let answer = match built {
             Ok(outgoing) => {
+                let started = Instant::now();
+                let sent = tracing::enabled!(tracing::Level::DEBUG).then(|| self.describe(&outgoing));
                 let owner = ExchangeOwner {
                     tenant: Tenant::from_secrets(&self.context.secrets),
                     term: self.context.term.clone(),
@@ -61,6 +63,13 @@ impl Host for HttpView<'_> {
                 };
                 let exchange = async { Ok(self.client.exchange(outgoing, owner).await) };
                 let answer = self.faults.wrap(exchange).await?;
+                if let Some(sent) = sent {
+                    let outcome = match &answer {
+                        Ok(response) => response.status.to_string(),
+                        Err(failed) => failed.label().to_owned(),
+                    };
+                    tracing::debug!(outcome, elapsed = ?started.elapsed(), "{sent}");
+                }
                 if self.faults.is_response_lost() {
                     let lost = "the conformance suite lost the answer".to_owned();
                     Err(ExchangeError::sent(Failure::Broken, lost))
@@ -78,6 +87,14 @@ impl Host for HttpView<'_> {
             message: printable(&self.context.redactor.redact(&failed.message)),
             maybe_sent: failed.maybe_sent,
         }))
+    }
+}
+
+impl HttpView<'_> {
+    /// Method, origin and path of a request. It omits the query, which may have a signature.
+    fn describe(&self, request: &OutgoingRequest) -> String {
+        let path = printable(&self.context.redactor.redact(request.path.path()));
+        format!("{} {}{path}", request.method, request.target.origin)
     }
 }
 

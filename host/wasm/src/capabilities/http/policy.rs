@@ -242,7 +242,10 @@ fn parse_networks(texts: &[String]) -> Result<Vec<IpNet>, OriginError> {
 /// Parses an address or a network. IPv4 in IPv6 notation becomes IPv4.
 fn parse_network(text: &str) -> Result<IpNet, OriginError> {
     let network = text.parse::<IpNet>().or_else(|_| text.parse::<IpAddr>().map(IpNet::from));
-    let network = network.map_err(|_| OriginError::Network(printable(text)))?;
+    // ipnet reads 010.0.0.0 as 10.0.0.0, and other programs read it as 8.0.0.0.
+    let is_plain =
+        |network: &IpNet| text.split('/').next().and_then(|start| start.parse().ok()) == Some(network.addr());
+    let network = network.ok().filter(is_plain).ok_or_else(|| OriginError::Network(printable(text)))?;
     match network.addr().to_canonical() {
         IpAddr::V4(address) if network.addr().is_ipv6() => {
             let prefix = network.prefix_len().checked_sub(96).unwrap_or(u8::MAX);

@@ -136,6 +136,7 @@ fn invalid_origins_are_rejected_at_load() {
         ),
         (config("http://[::ffff:127.0.0.1]", &[]), "::ffff:127.0.0.1 is not allowed as an address"),
         (config("http://array.example", &["10.0.0.0/33"]), "\"10.0.0.0/33\" in `addresses`: expected an"),
+        (config("http://array.example", &["010.0.0.0/8"]), "\"010.0.0.0/8\" in `addresses`: expected an"),
         (insecure(|config| config.addresses = Some(Vec::new())), "`addresses` is empty"),
         (insecure(|config| config.ca_file = Some("x".into())), "`ca-file` is for https"),
         (insecure(|config| config.pin_sha256 = Some("x".into())), "`pin-sha256` is for https"),

@@ -30,7 +30,7 @@ const MAX_HEADERS: usize = 128;
 /// Parts of the names of headers with credentials, such as `X-Auth-Token` and `X-API-Key`.
 const TOKEN_HEADER_PARTS: [&str; 5] = ["token", "auth", "session", "secret", "api-key"];
 /// Error of a request after too many different credentials.
-const TOO_MANY_CREDENTIALS: &str = "too many names, passwords and tokens in one call";
+const TOO_MANY_CREDENTIALS: &str = "too many names and passwords in one call; expected at most 64";
 
 type HeaderList = Vec<(String, String)>;
 
@@ -108,9 +108,7 @@ impl RequestBuilder<'_> {
         authorization: Option<AuthorizationHeader>,
     ) -> Result<OutgoingRequest, ExchangeError> {
         let (target, path) = self.target(&request.url)?;
-        if !request.headers.iter().all(|(name, value)| self.add_token_of_header(name, value)) {
-            return Err(invalid_request(TOO_MANY_CREDENTIALS.to_owned()));
-        }
+        request.headers.iter().for_each(|(name, value)| self.add_credentials_of_header(name, value));
         let headers = headers(&request.url, request.headers, &target.origin, authorization)?;
         let body = request.body.unwrap_or_default();
         let bounds = self.client.limits();
@@ -135,21 +133,22 @@ impl RequestBuilder<'_> {
     }
 
     /// Adds the credentials in a header of the guest to the texts that are redacted: a login token that the
-    /// storage gave. Returns `false` if the call has too many.
-    fn add_token_of_header(&self, name: &str, value: &str) -> bool {
+    /// storage gave, or a signature.
+    fn add_credentials_of_header(&self, name: &str, value: &str) {
         let name = name.to_ascii_lowercase();
         match name.as_str() {
             // The scheme is not secret.
             "authorization" => {
-                self.redactor.add_token(value.trim().split_once(' ').map_or(value, |(_, token)| token).trim())
+                let credentials = value.trim().split_once(' ').map_or(value, |(_, credentials)| credentials);
+                self.redactor.add_written(credentials.trim());
             }
-            "cookie" => value.split(';').all(|cookie| {
-                self.redactor.add_token(cookie.split_once('=').map_or(cookie, |(_, token)| token).trim())
+            "cookie" => value.split(';').for_each(|cookie| {
+                self.redactor.add_written(cookie.split_once('=').map_or(cookie, |(_, token)| token).trim());
             }),
             _ if TOKEN_HEADER_PARTS.iter().any(|part| name.contains(part)) => {
-                self.redactor.add_token(value.trim())
+                self.redactor.add_written(value.trim());
             }
-            _ => true,
+            _ => {}
         }
     }
 

@@ -1,0 +1,32 @@
+//! Fuzz targets: the inputs that drivers, their vendors and storage arrays control.
+//!
+//! A target is a function that reads an input and asserts properties of what the host makes of it, such as
+//! that an allowed URL has the granted host. libFuzzer calls it through a program in `fuzz/`, which is not in
+//! the workspace (`make fuzz`); the test of this crate calls it with the files in `corpus/`. A found input
+//! becomes a file there, with a name that says what it showed.
+#![forbid(unsafe_code)]
+
+mod component;
+mod connection_info;
+mod http;
+mod message;
+mod origins;
+mod values;
+
+pub use component::component;
+pub use connection_info::connection_info;
+pub use http::http;
+pub use origins::origins;
+pub use values::values;
+
+/// A fuzz target.
+pub type Target = fn(&[u8]);
+
+/// All targets by name: the name of the corpus' directory and of the program.
+pub const TARGETS: [(&str, Target); 5] = [
+    ("component", component),
+    ("connection_info", connection_info),
+    ("http", http),
+    ("origins", origins),
+    ("values", values),
+];
