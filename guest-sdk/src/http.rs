@@ -126,7 +126,7 @@ pub(crate) mod encoding;
 mod response;
 mod signing;
 
-use std::time::Duration;
+use std::{fmt, time::Duration};
 
 use serde::Serialize;
 
@@ -186,7 +186,17 @@ pub struct Request<'a> {
     pub(crate) authorization: Option<Authorization<'a>>,
     pub(crate) timeout_ms: Option<u64>,
     signer: Option<Signer<'a>>,
+    refusals: Option<Refusals<'a>>,
     may_change: bool,
+}
+
+/// A function that finds responses by which the server did nothing.
+struct Refusals<'a>(Box<dyn Fn(&Response) -> bool + 'a>);
+
+impl fmt::Debug for Refusals<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Refusals")
+    }
 }
 
 /// Credentials that the host adds to a request.
@@ -237,6 +247,7 @@ impl<'a> Request<'a> {
             authorization: None,
             timeout_ms: None,
             signer: None,
+            refusals: None,
             may_change,
         }
     }
@@ -437,6 +448,32 @@ impl<'a> Request<'a> {
         self
     }
 
+    /// Finds further responses by which the server did nothing, such as an error code with the status 503. A
+    /// response with the status 400 to 407, 409 to 499, 501, 505 or 507 is one by itself. After such a
+    /// response, an error of this call may be final.
+    ///
+    /// ```
+    /// use cofferdam_guest::{ErrorKind, Finality, StorageError, http::{Method, Request, Response}, mock};
+    ///
+    /// let host = mock::MockHost::new()
+    ///     .on(Method::Post, "http://a/", |_| Ok(Response::new(503).with_body("NoCapacity")))
+    ///     .install();
+    /// let create = |request: Request<'_>| {
+    ///     let answer = request.send().unwrap();
+    ///     assert_eq!(answer.text(), "NoCapacity");
+    ///     StorageError::resource_exhausted("no capacity").final_unless_changed()
+    /// };
+    /// let is_refusal = |response: &Response| response.text() == "NoCapacity";
+    /// let error = host.call(|| create(Request::post("http://a/").refused_if(is_refusal)));
+    /// assert_eq!((error.kind, error.finality), (ErrorKind::ResourceExhausted, Finality::Final));
+    /// let error = host.call(|| create(Request::post("http://a/")));
+    /// assert_eq!(error.finality, Finality::Unknown);
+    /// ```
+    pub fn refused_if(mut self, is_refusal: impl Fn(&Response) -> bool + 'a) -> Self {
+        self.refusals = Some(Refusals(Box::new(is_refusal)));
+        self
+    }
+
     /// Sends the request and waits for the response. A response of any status is `Ok`.
     ///
     /// # Errors
@@ -454,13 +491,15 @@ impl<'a> Request<'a> {
         }
         let may_change = self.may_change;
         let described = describe(self.method, &self.url);
+        let refusals = self.refusals.take();
         let mut result = host::send(self);
         let may_have_changed = match &mut result {
             Ok(response) => {
                 response.of_read_only_request = !may_change;
                 response.request = Some(described);
                 response.clock_difference = compare_clocks.and_then(|compare| compare(response));
-                !response.is_refusal()
+                let is_refusal = refusals.is_some_and(|Refusals(is_refusal)| is_refusal(response));
+                !response.is_refusal() && !is_refusal
             }
             Err(error) => {
                 error.maybe_changed = may_change && error.maybe_sent;

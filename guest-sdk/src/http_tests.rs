@@ -139,13 +139,13 @@ fn messages_name_what_is_wrong_with_the_server() {
         ("a page without a type and a title", Response::new(502).with_body(" <HTML></HTML>"),
             "the storage answered GET / with status 502: an HTML page, perhaps of a proxy in place of the API"),
         ("another content type", html(200).with_body(page),
-            "the storage's answer to GET /, of status 200 and type text/html; charset=utf-8, is not readable: expected \
-             value at line 1 column 1: an HTML page \"503 Service Unavailable\", perhaps of a proxy in place \
+            "the storage's answer to GET /, of status 200 and type text/html; charset=utf-8, is not readable: it is no JSON, \
+             line 1 column 1: an HTML page \"503 Service Unavailable\", perhaps of a proxy in place \
              of the API"),
         ("half a body", Response::new(200).with_body("\"1"),
-            "the storage's answer to GET /, of status 200, is not readable: EOF while parsing a string at line 1 column 2"),
-        ("a redirect", Response::new(302).with_header("location", "https://b/"),
-            "the storage answered GET / with status 302 and refers to https://b/, and redirects are not followed: \
+            "the storage's answer to GET /, of status 200, is not readable: the JSON is incomplete, line 1 column 2"),
+        ("a redirect", Response::new(302).with_header("location", "https://u:p@b/c?token=t"),
+            "the storage answered GET / with status 302 and refers to https://b/c, and redirects are not followed: \
              expected the URL of the API"),
         ("a clock that is an hour ahead", dated(403, 3_600_000),
             "the storage answered GET / with status 403; the storage's clock is 3600 s ahead of this host's, and \

@@ -3,6 +3,7 @@
 use std::{fmt, time::Duration};
 
 use serde::de::DeserializeOwned;
+use serde_json::error::Category;
 
 use crate::{Finality, Result, StorageError, time::parse_http_date};
 
@@ -135,7 +136,15 @@ impl Response {
     /// - [`internal`](StorageError::internal) if the body is not the JSON of a `T`. It is final if the
     ///   request was read-only and this call has changed nothing before. Otherwise the outcome is unknown.
     pub fn json<T: DeserializeOwned>(&self) -> Result<T> {
-        serde_json::from_slice(&self.body).map_err(|error| self.unreadable(&error))
+        // The message of serde_json quotes a value, which may be the token of a login.
+        serde_json::from_slice(&self.body).map_err(|error| {
+            let problem = match error.classify() {
+                Category::Data => "the JSON has another structure",
+                Category::Eof => "the JSON is incomplete",
+                Category::Io | Category::Syntax => "it is no JSON",
+            };
+            self.unreadable(&format!("{problem}, line {} column {}", error.line(), error.column()))
+        })
     }
 
     /// The error of a response whose body cannot be read, for drivers that decode it themselves. Its kind and
@@ -227,6 +236,7 @@ impl Response {
     fn error_message(&self) -> String {
         let redirect = match self.header("location") {
             Some(location) if (300..400).contains(&self.status) => {
+                let location = one_line(&without_credentials(location));
                 format!(
                     " and refers to {location}, and redirects are not followed: expected the URL of the API"
                 )
@@ -276,6 +286,19 @@ impl Response {
 fn one_line(text: &str) -> String {
     let printable = text.chars().map(|c| if c.is_control() { ' ' } else { c });
     printable.take(MAX_QUOTED_CHARS).collect::<String>().trim().to_owned()
+}
+
+/// A URL without its query, and without its user, either of which may be a secret.
+fn without_credentials(url: &str) -> String {
+    let url = url.split(['?', '#']).next().unwrap_or_default();
+    match url.split_once("://") {
+        Some((scheme, rest)) => {
+            let (authority, path) = rest.split_at(rest.find('/').unwrap_or(rest.len()));
+            let host = authority.rsplit('@').next().unwrap_or_default();
+            format!("{scheme}://{host}{path}")
+        }
+        None => url.to_owned(),
+    }
 }
 
 /// The text of the element `title`.

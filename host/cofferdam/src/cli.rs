@@ -11,7 +11,7 @@ use cofferdam_controllers::rbac::{DriverPlacement, NodeTopologySource};
 use cofferdam_dev_cluster::NodeOptions;
 
 use crate::config::{ConnectionSelection, DevSelection, Roles, RunSelection, SettingFlags};
-use backend::{BackendCommand, ComponentValueFlags};
+use backend::{BackendCommand, ComponentValueFlags, split_node};
 
 /// Maximum number of nodes that `dev` simulates, each with a kubelet.
 pub(crate) const MAX_NODES: usize = 100;
@@ -39,15 +39,6 @@ fn parse_node(text: &str) -> Result<NodeOptions, String> {
         }
     }
     Ok(NodeOptions { name: name.to_owned(), provider_id: provider_id.map(ToOwned::to_owned), labels })
-}
-
-/// Splits `NAME[=PROVIDER-ID]`. `None` if a part is empty.
-fn split_node(text: &str) -> Option<(&str, Option<&str>)> {
-    let (name, provider_id) = match text.split_once('=') {
-        Some((name, id)) => (name, Some(id)),
-        None => (text, None),
-    };
-    (!name.is_empty() && provider_id != Some("")).then_some((name, provider_id))
 }
 
 /// Kubernetes persistent storage from one binary; drivers are sandboxed WebAssembly components.

@@ -641,7 +641,7 @@ fn dev_has_nodes_with_given_names_and_zones() {
         "--setting",
         "topology=topology.example/zone=us-east-1a,us-east-1b",
         "--node",
-        "a,topology.kubernetes.io/zone=us-east-1a",
+        "a=aws:///us-east-1a/i-0abc,topology.kubernetes.io/zone=us-east-1a",
         "--node",
         "b,topology.kubernetes.io/zone=elsewhere,topology.example/zone=us-east-1b",
     ];
@@ -651,7 +651,9 @@ fn dev_has_nodes_with_given_names_and_zones() {
     assert!(stdout.contains("a, b, simulated"), "{stdout}");
     for (flags, expected) in [
         (&["--node", "a,b"][..], "\"b\": expected LABEL=VALUE"),
+        (&["--node", "=aws:///a/i"], "expected the node's name first"),
         (&["--node", "x=y"], "expected the node's name first"),
+        (&["--node", "topology.kubernetes.io/zone=a"], "expected the node's name first"),
         (&["--node", "a,l=1,l=2"], "the label l was set twice"),
         (&["--node", "a", "--nodes", "2"], "cannot be used with"),
     ] {

@@ -487,10 +487,21 @@ fn parse_pair(text: &str) -> Result<(String, String), String> {
 }
 
 fn parse_test_node(text: &str) -> Result<TestNode, String> {
-    let (id, provider_id) = super::split_node(text)
-        .ok_or_else(|| format!("{text:?}: expected a node ID, or NODE=PROVIDER-ID"))?;
+    let (id, provider_id) = split_node(text).ok_or_else(|| {
+        format!("{text:?}: expected a node ID, or one with spec.providerID, such as node-1=aws:///a/i-0abc")
+    })?;
     let identities = provider_id.map(|id| (PROVIDER_ID.to_owned(), id.to_owned()));
     Ok(TestNode { identities: identities.into_iter().collect(), ..TestNode::new(id) })
+}
+
+/// Splits `NAME[=PROVIDER-ID]`. `None` if the name is empty, or the ID has not the form `PROVIDER://ID`.
+pub(crate) fn split_node(text: &str) -> Option<(&str, Option<&str>)> {
+    let (name, provider_id) = match text.split_once('=') {
+        Some((name, id)) => (name, Some(id)),
+        None => (text, None),
+    };
+    let is_valid = !name.is_empty() && provider_id.is_none_or(|id| id.contains("://"));
+    is_valid.then_some((name, provider_id))
 }
 
 /// A topology segment.

@@ -203,9 +203,9 @@ fn hint(expected: &str, found: &str) -> Option<&'static str> {
     }
     let (kind, _) = found.split_once(' ')?;
     match kind {
-        "OutOfRange" => Some("if the storage has no volumes of this size, set one that it has: --size"),
+        "OutOfRange" => Some("the storage may not support this size: set one that it supports with --size"),
         "NotFound" if expected.starts_with("publish") => {
-            Some("if the storage does not know the nodes of the run, set two that it knows: --node")
+            Some("the storage may not know these nodes: name two that it knows with --node")
         }
         _ => None,
     }
