@@ -1,9 +1,10 @@
 #!/usr/bin/env python3
 """The S3 and the EC2 of moto on 127.0.0.1, as the storage of drivers:
-moto_server.py PORT [INSTANCE[,ZONE]]... [--key ID=SECRET]
+moto_server.py PORT [INSTANCE[,ZONE]]... [--key ID=SECRET] [--list-delay SECONDS]
 
 INSTANCE is the ID of an EC2 instance in ZONE, by default us-east-1a, to which volumes can be attached.
 With --key, EC2 accepts only requests that are signed with this access key.
+With --list-delay, DescribeVolumes omits a volume for this time after its creation.
 GET /volumes prints a line for each bucket, each EBS volume and each snapshot, except those that exist from the
 start: the root volumes of the instances, and the snapshots of images.
 
@@ -20,9 +21,11 @@ moto 5.2.5 lacks these rules of EC2, which are added here:
 import argparse
 import io
 import threading
+from datetime import timedelta
 
 from moto import settings
 from moto.core.responses import ActionResult
+from moto.core.utils import utcnow
 from moto.ec2.exceptions import EC2ClientError
 from moto.ec2.models import ec2_backends, instances
 from moto.ec2.responses.elastic_block_store import ElasticBlockStore
@@ -47,6 +50,7 @@ first_requests = {}
 create_volume_of_moto = ElasticBlockStore.create_volume
 attach_volume_of_moto = ElasticBlockStore.attach_volume
 modify_volume_of_moto = ElasticBlockStore.modify_volume
+describe_volumes_of_moto = backend.describe_volumes
 signed_request_of_moto = IAMRequest._create_aws_request
 
 
@@ -128,11 +132,18 @@ def main():
     parser.add_argument("port", type=int)
     parser.add_argument("instances", nargs="*")
     parser.add_argument("--key")
+    parser.add_argument("--list-delay", type=float, default=0)
     arguments = parser.parse_args()
     for instance in arguments.instances:
         name, _, zone = instance.partition(",")
         run_instance(name, zone or ZONE)
     existing = {*backend.volumes, *backend.snapshots}
+    delay = timedelta(seconds=arguments.list_delay)
+    backend.describe_volumes = lambda volume_ids=None, filters=None: [
+        volume
+        for volume in describe_volumes_of_moto(volume_ids, filters)
+        if utcnow() - volume.create_time >= delay
+    ]
     ElasticBlockStore.create_volume = create_volume
     ElasticBlockStore.attach_volume = attach_volume
     ElasticBlockStore.modify_volume = modify_volume

@@ -334,7 +334,7 @@ static bool decode(text_t key, sample_list_u8_t bytes, record_t *record, error_t
       take_text(&value, &record->capabilities) && take_number(&value, &record->created_at_ms) &&
       take_number(&value, &has_owner) && take_text(&value, &record->owner.val.cluster_id) &&
       take_text(&value, &record->owner.val.snapshot_uid) && take_text(&value, &record->owner.val.content_name) &&
-      take_number(&value, &policy) && value.len == 0) {
+      take_number(&value, &policy) && policy <= COFFERDAM_STORAGE_TYPES_RECLAIM_POLICY_RETAIN && value.len == 0) {
     record->owner.is_some = has_owner != 0;
     record->owner.val.reclaim_policy = (uint8_t)policy;
     return true;
@@ -547,8 +547,12 @@ bool exports_cofferdam_storage_snapshots_create(exports_cofferdam_storage_snapsh
       .name = request->name,
       .source = join(VOLUME, request->source),
       .created_at_ms = cofferdam_storage_ambient_now_ms(),
-      .owner = {request->owner.is_some, request->owner.val},
   };
+  // The value of an absent owner is not initialized.
+  if (request->owner.is_some) {
+    record.owner.is_some = true;
+    record.owner.val = request->owner.val;
+  }
   // Without bounds the size is that of the source.
   if (!find_or_create(key, (capacity_t){0}, &record, error)) return false;
   *snapshot = snapshot_of(key, &record);

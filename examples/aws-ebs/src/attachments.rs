@@ -3,12 +3,24 @@
 //! EC2 knows instances, and `unpublish` gets a node ID. A tag of the volume connects them. It is written
 //! before the volume is attached, so that each attachment has one.
 
+use std::collections::BTreeSet;
+
 use cofferdam_guest::abilities::{PublishRequest, Publishing};
 use cofferdam_guest::{ConnectionInfo, Result, StorageError, digest};
 
 use crate::ec2::{Action, Ec2, wait_until};
 use crate::xml::{Attachment, Done, Volume};
 use crate::{EbsDriver, tags};
+
+/// Maximum device names that one call tries. Each may be taken by another call first.
+const MAX_DEVICES: usize = 5;
+/// The codes for a volume that another call detaches or has detached, and for an instance that does not exist.
+const IS_DETACHED: [&str; 4] = [
+    "IncorrectState",
+    "InvalidAttachment.NotFound",
+    "InvalidInstanceID.NotFound",
+    "InvalidInstanceID.Malformed",
+];
 
 impl Publishing for EbsDriver {
     fn publish(request: PublishRequest) -> Result<ConnectionInfo> {
@@ -24,10 +36,7 @@ impl Publishing for EbsDriver {
             ec2.send::<Done>(&action.set("Tag.1.Key", tag).set("Tag.1.Value", &request.node), &[])?;
         }
         if !is_attached {
-            let action = Action::new("AttachVolume").set("VolumeId", handle).set("InstanceId", instance);
-            let action = action.set("Device", ec2.free_device(instance, handle)?);
-            // `VolumeInUse` if another call has attached the volume, perhaps to another instance.
-            ec2.send::<Done>(&action, &["VolumeInUse"])?;
+            ec2.attach(handle, instance)?;
         }
         wait_until(|| {
             let volume = ec2.volume(handle)?;
@@ -44,11 +53,15 @@ impl Publishing for EbsDriver {
         let ec2 = Ec2::new()?;
         let is_from = |found: &str| node.as_ref().is_none_or(|node| node == found);
         let Some(volume) = ec2.find_volume(&handle)? else { return Ok(()) };
-        for attachment in volume.attachment_set.iter().filter(|found| is_from(volume.node(found))) {
-            let action = Action::new("DetachVolume").set("VolumeId", &handle);
-            let action = action.set("InstanceId", &attachment.instance_id);
-            // The codes of a volume that another call is detaching or has detached.
-            ec2.send::<Done>(&action, &["IncorrectState", "InvalidAttachment.NotFound"])?;
+        let tags = volume.tag_set.iter().filter(|tag| is_from(&tag.value));
+        let tagged: BTreeSet<_> = tags.filter_map(|tag| tag.key.strip_prefix(tags::NODE_PREFIX)).collect();
+        let attached = volume.attachment_set.iter().filter(|found| is_from(volume.node(found)));
+        // The listing may lack an attachment, and its tag is older than it.
+        let mut instances = tagged.clone();
+        instances.extend(attached.map(|found| found.instance_id.as_str()));
+        for instance in instances {
+            let action = Action::new("DetachVolume").set("VolumeId", &handle).set("InstanceId", instance);
+            ec2.send::<Done>(&action, &IS_DETACHED)?;
         }
         wait_until(|| {
             let Some(volume) = ec2.find_volume(&handle)? else { return Ok(Some(())) };
@@ -56,10 +69,9 @@ impl Publishing for EbsDriver {
             Ok((!is_attached).then_some(()))
         })?;
         // A volume has at most 50 tags, and it may visit more instances.
-        for tag in
-            volume.tag_set.iter().filter(|tag| tag.key.starts_with(tags::NODE_PREFIX) && is_from(&tag.value))
-        {
-            let action = Action::new("DeleteTags").set("ResourceId.1", &handle).set("Tag.1.Key", &tag.key);
+        for instance in tagged {
+            let action = Action::new("DeleteTags").set("ResourceId.1", &handle);
+            let action = action.set("Tag.1.Key", format!("{}{instance}", tags::NODE_PREFIX));
             ec2.send::<Done>(&action, &[])?;
         }
         Ok(())
@@ -67,17 +79,29 @@ impl Publishing for EbsDriver {
 }
 
 impl Ec2 {
-    /// A device name that the instance does not use. EC2 requires one, although Nitro instances ignore it.
-    /// Each volume tries another one first, so that concurrent calls rarely choose the same.
-    fn free_device(&self, instance: &str, handle: &str) -> Result<String> {
+    /// Attaches a volume with a device name that the instance does not use. EC2 requires one, although Nitro
+    /// instances ignore it. Each volume tries another one first, so that concurrent calls rarely choose the
+    /// same.
+    fn attach(&self, handle: &str, instance: &str) -> Result<()> {
         let attached = self.volumes("attachment.instance-id", instance)?;
         let used: Vec<_> =
             attached.iter().flat_map(|found| &found.attachment_set).map(|found| &found.device).collect();
         let first = usize::from(digest::sha256(handle)[0]);
         let names =
             ('b'..='d').flat_map(|second| ('a'..='z').map(move |third| format!("/dev/xvd{second}{third}")));
-        let free = names.cycle().skip(first).take(78).find(|name| !used.contains(&name));
-        free.ok_or_else(|| StorageError::resource_exhausted(format!("{instance} has no free device name")))
+        let free = names.cycle().skip(first).take(78).filter(|name| !used.contains(&name));
+        let mut last = StorageError::resource_exhausted(format!("{instance} has no free device name"));
+        for device in free.take(MAX_DEVICES) {
+            let action = Action::new("AttachVolume").set("VolumeId", handle).set("InstanceId", instance);
+            // `VolumeInUse` if another call has attached the volume, perhaps to another instance.
+            match self.send::<Done>(&action.set("Device", device), &["VolumeInUse"]) {
+                Err(error) if error.message.contains("already in use") => {
+                    last = StorageError::unavailable(error.message);
+                }
+                result => return result.map(drop),
+            }
+        }
+        Err(last)
     }
 }
 

@@ -2,12 +2,21 @@
 
 use std::{collections::BTreeMap, time::Duration};
 
-use cofferdam_guest::{ErrorKind, Result, StorageError, http::Request, poll, settings};
+use cofferdam_guest::{
+    ErrorKind, Result, StorageError,
+    http::{Request, Response},
+    poll, settings,
+};
 use serde::{Deserialize, de::DeserializeOwned};
 
 use crate::sign;
 use crate::xml::{Error, Page, Refusal};
 
+/// The codes by which EC2 refuses an action with a status 5xx.
+const REFUSALS: [&str; 4] =
+    ["InsufficientVolumeCapacity", "RequestLimitExceeded", "Throttling", "Unavailable"];
+/// Longest delay until EC2 lists an item that it has created, with the difference of its servers' clocks.
+pub(crate) const SETTLE: Duration = Duration::from_secs(2);
 /// Timeout of a request. The caller retries after it.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(20);
 
@@ -15,6 +24,12 @@ const REQUEST_TIMEOUT: Duration = Duration::from_secs(20);
 /// `in-progress`, and the repeated call continues to wait.
 pub(crate) fn wait_until<T>(attempt: impl FnMut() -> Result<Option<T>>) -> Result<T> {
     poll::until(Duration::from_secs(1), Duration::from_secs(20), attempt)
+}
+
+/// Returns true if a handle can be an ID of EC2: a prefix such as `vol-`, and hexadecimal digits.
+pub(crate) fn is_id(prefix: &str, handle: &str) -> bool {
+    let digits = handle.strip_prefix(prefix).unwrap_or_default();
+    !digits.is_empty() && digits.bytes().all(|digit| digit.is_ascii_hexdigit())
 }
 
 /// An action with its parameters.
@@ -76,15 +91,18 @@ impl Ec2 {
     pub(crate) fn send<T: DeserializeOwned>(&self, action: &Action, codes: &[&str]) -> Result<Option<T>> {
         let Self { endpoint, region, access_key_id } = self;
         let request = Request::post(endpoint).form(&action.parameters).timeout(REQUEST_TIMEOUT);
+        let request = request
+            .refused_if(|response| error(response).is_some_and(|error| REFUSALS.contains(&&*error.code)));
         let request = request.sign_with(|request| sign::sign(request, access_key_id, [region, "ec2"]));
         // An action that describes changes nothing, and a tag has no effect by itself.
         let is_harmless = action.name.starts_with("Describe") || action.name.ends_with("Tags");
         let response = if is_harmless { request.read_only() } else { request }.send()?;
-        let text = response.text();
         if response.is_success() {
-            return quick_xml::de::from_str(&text).map(Some).map_err(|error| response.unreadable(&error));
+            return quick_xml::de::from_str(&response.text())
+                .map(Some)
+                .map_err(|error| response.unreadable(&error));
         }
-        match quick_xml::de::from_str(&text).ok().and_then(|Refusal { mut errors }| errors.pop()) {
+        match error(&response) {
             Some(Error { code, .. }) if codes.contains(&code.as_str()) => Ok(None),
             Some(Error { code, message }) => {
                 // The error quotes the body: as a text in place of XML.
@@ -101,11 +119,17 @@ impl Ec2 {
         let (mut items, mut next) = (Vec::new(), action.clone());
         while let Some(page) = self.send::<Page<T>>(&next, &[])? {
             items.extend(page.items);
-            let Some(token) = page.next_token else { break };
+            let Some(token) = page.next_token.filter(|token| !token.is_empty()) else { break };
             next = action.clone().set("NextToken", token);
         }
         Ok(items)
     }
+}
+
+/// The error in an answer.
+fn error(response: &Response) -> Option<Error> {
+    let refusal: Refusal = quick_xml::de::from_str(&response.text()).ok()?;
+    refusal.errors.into_iter().next()
 }
 
 /// The error with the kind that a code of EC2 means. For other codes, that of the status remains.
@@ -115,18 +139,31 @@ fn with_kind(mut error: StorageError, code: &str) -> StorageError {
             error.message += "; check `access-key-id`, `secret-access-key` and the clock of this machine";
             ErrorKind::Unauthenticated
         }
-        "RequestLimitExceeded" | "SnapshotCreationPerVolumeRateExceeded" | "IncorrectModificationState" => {
-            // EC2 did nothing, and accepts the same later.
-            error = error.without_effect().final_unless_changed().retry_after(Duration::from_secs(5));
-            ErrorKind::Unavailable
+        // Another modification of the volume has not ended.
+        "IncorrectModificationState" => return StorageError::in_progress(error.message),
+        // EC2 did nothing, and accepts the same later: a modification after hours.
+        "VolumeModificationRateExceeded" => return later(error, Duration::from_mins(10)),
+        "RequestLimitExceeded" | "SnapshotCreationPerVolumeRateExceeded" | "Throttling" | "Unavailable" => {
+            return later(error, Duration::from_secs(5));
         }
-        // Another zone may have space: the scheduler selects again.
-        "InsufficientVolumeCapacity" | "InvalidZone.NotFound" => ErrorKind::ResourceExhausted,
-        "IncorrectState" | "VolumeInUse" | "InvalidSnapshot.InUse" => ErrorKind::FailedPrecondition,
+        "InsufficientVolumeCapacity" => {
+            // Another zone may have space: the scheduler selects again.
+            error = error.without_effect().final_unless_changed();
+            ErrorKind::ResourceExhausted
+        }
+        "InvalidZone.NotFound" => ErrorKind::InvalidArgument,
+        "IncorrectState" | "IncorrectInstanceState" | "VolumeInUse" | "InvalidSnapshot.InUse" => {
+            ErrorKind::FailedPrecondition
+        }
         "UnauthorizedOperation" => ErrorKind::PermissionDenied,
         _ if code.ends_with("LimitExceeded") => ErrorKind::ResourceExhausted,
         _ if code.ends_with(".NotFound") || code.ends_with(".Malformed") => ErrorKind::NotFound,
         _ => error.kind,
     };
     error
+}
+
+/// The error of an action that had no effect and can be repeated.
+fn later(error: StorageError, delay: Duration) -> StorageError {
+    StorageError::unavailable(error.message).without_effect().final_unless_changed().retry_after(delay)
 }

@@ -1,17 +1,12 @@
 //! Snapshots. CreateSnapshot has no token, so two calls may take two snapshots: the older one stays.
 
-use std::time::Duration;
-
 use cofferdam_guest::abilities::{SnapshotPage, SnapshotRequest, Snapshots};
 use cofferdam_guest::idempotent::{self, Candidate, ExistingComparison};
 use cofferdam_guest::{Result, Snapshot, SnapshotOwner, StorageError, paging, parameters::ParameterReader};
 
-use crate::ec2::{Action, Ec2};
+use crate::ec2::{Action, Ec2, SETTLE, is_id};
 use crate::xml::{self, Done};
 use crate::{EbsDriver, tags, volumes::GIB};
-
-/// Longest delay until EC2 lists an item that it has created, with the difference of its servers' clocks.
-pub(crate) const SETTLE: Duration = Duration::from_secs(2);
 
 impl Snapshots for EbsDriver {
     fn create_snapshot(request: SnapshotRequest) -> Result<Snapshot> {
@@ -24,11 +19,16 @@ impl Snapshots for EbsDriver {
         let owner_tag = owner.as_ref().map(|owner| {
             tags::owner(owner.reclaim_policy, [&owner.cluster_id, &owner.snapshot_uid, &owner.content_name])
         });
+        let owner_tag = owner_tag.transpose()?;
         let tags = [(tags::NAME, &*name_tag), (tags::OWNER, owner_tag.as_deref().unwrap_or(""))];
         let taken = idempotent::oldest_wins(
             SETTLE,
             || {
                 let found = ec2.snapshots(&format!("tag:{}", tags::NAME), &name_tag)?;
+                // A snapshot that EC2 failed to take does not keep its name.
+                let (failed, found): (Vec<_>, Vec<_>) =
+                    found.into_iter().partition(|found| found.status == "error");
+                failed.iter().try_for_each(|failed| delete(&ec2, &failed.snapshot_id))?;
                 let dated =
                     found.into_iter().map(|found| (found.snapshot_id.clone(), found.start_time, found));
                 Ok(dated.map(|(id, time, found)| Candidate::new(id, time, found)).collect())
@@ -44,9 +44,6 @@ impl Snapshots for EbsDriver {
             },
             |duplicate| delete(&ec2, &duplicate.id),
         )?;
-        if taken.status == "error" {
-            return Err(StorageError::internal(format!("EC2 failed to take {}", taken.snapshot_id)));
-        }
         Ok(taken.into_snapshot())
     }
 
@@ -77,24 +74,19 @@ impl Ec2 {
         self.describe(&Action::describe("DescribeSnapshots", filter, value).set("Owner.1", "self"))
     }
 
-    /// Reads a snapshot. `None` if it does not exist.
-    fn find_snapshot(&self, handle: &str) -> Result<Option<xml::Snapshot>> {
-        let found = self.snapshots("snapshot-id", handle)?;
-        Ok(found.into_iter().find(|snapshot| snapshot.snapshot_id == handle))
-    }
-
     /// Reads a snapshot. Fails with `not-found` if it does not exist.
     pub(crate) fn snapshot(&self, handle: &str) -> Result<xml::Snapshot> {
         let missing = || StorageError::not_found(format!("there is no snapshot {handle:?}"));
-        self.find_snapshot(handle)?.ok_or_else(missing)
+        let found = self.snapshots("snapshot-id", handle)?;
+        found.into_iter().find(|snapshot| snapshot.snapshot_id == handle).ok_or_else(missing)
     }
 }
 
 /// Deletes a snapshot. Succeeds if it does not exist.
 fn delete(ec2: &Ec2, handle: &str) -> Result<()> {
-    if ec2.find_snapshot(handle)?.is_some() {
+    if is_id("snap-", handle) {
         let action = Action::new("DeleteSnapshot").set("SnapshotId", handle);
-        ec2.send::<Done>(&action, &["InvalidSnapshot.NotFound"])?;
+        ec2.send::<Done>(&action, &["InvalidSnapshot.NotFound", "InvalidSnapshotID.Malformed"])?;
     }
     Ok(())
 }

@@ -12,6 +12,8 @@ pub(crate) const REQUEST: &str = "cofferdam.dev/request";
 pub(crate) const OWNER: &str = "cofferdam.dev/owner";
 /// With the ID of an instance: the ID of its node.
 pub(crate) const NODE_PREFIX: &str = "cofferdam.dev/node/";
+/// Maximum characters of a value.
+const MAX_VALUE: usize = 256;
 
 /// The value of a tag.
 pub(crate) fn get<'a>(tags: &'a [Tag], key: &str) -> Option<&'a str> {
@@ -31,15 +33,24 @@ pub(crate) fn name(scope: &str, name: &str) -> Result<String> {
     Ok(handle::from_name("name", &format!("{scope}{name}")))
 }
 
-/// A text as the value of a tag. EC2 allows 256 characters, so a longer text becomes its digest.
+/// A text as the value of a tag. A longer text than EC2 allows becomes its digest.
 pub(crate) fn value(text: String) -> String {
-    if text.chars().count() <= 256 { text } else { digest::sha256_hex(text) }
+    if text.chars().count() <= MAX_VALUE { text } else { digest::sha256_hex(text) }
 }
 
 /// The value of [`OWNER`]: no name or ID of Kubernetes contains a space.
-pub(crate) fn owner(policy: ReclaimPolicy, ids: [&str; 3]) -> String {
+///
+/// # Errors
+///
+/// - `invalid-argument` if the value is longer than EC2 allows.
+pub(crate) fn owner(policy: ReclaimPolicy, ids: [&str; 3]) -> Result<String> {
     let policy = if matches!(policy, ReclaimPolicy::Delete) { "delete" } else { "retain" };
-    format!("{policy} {}", ids.join(" "))
+    let owner = format!("{policy} {}", ids.join(" "));
+    if owner.chars().count() > MAX_VALUE {
+        let message = format!("the tag {OWNER} would be {owner:?}; expected at most {MAX_VALUE} characters");
+        return Err(StorageError::invalid_argument(message));
+    }
+    Ok(owner)
 }
 
 /// Reads [`OWNER`]. An unknown policy counts as `Retain`, so that the item is never deleted as an orphan.

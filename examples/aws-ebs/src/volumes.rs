@@ -1,24 +1,25 @@
 //! Volumes: create, restore, delete, expand, modify, read and list.
 
-use std::collections::BTreeMap;
+use std::{collections::BTreeMap, time::Duration};
 
 use cofferdam_guest::abilities::{
     ExpandRequest, ExpandResponse, Expansion, Listing, Modification, Restoring, VolumePage,
 };
 use cofferdam_guest::idempotent::{CreationTokens, ExistingComparison, TokenOutcome};
 use cofferdam_guest::{
-    AccessMode, AccessType, CreateRequest, KeyValues, Owner, Result, StorageError, Volume,
+    AccessMode, AccessType, CreateRequest, KeyValues, Owner, Result, StorageError, Volume, ambient,
 };
 use cofferdam_guest::{VolumeCapability, VolumeStatus, paging, parameters::ParameterReader, sizes::Sizes};
-use serde::de::IgnoredAny;
 
-use crate::ec2::{Action, Ec2, wait_until};
+use crate::ec2::{Action, Ec2, SETTLE, is_id, wait_until};
 use crate::xml::{self, Done};
-use crate::{EbsDriver, ZONE_KEY, snapshots::SETTLE, tags};
+use crate::{EbsDriver, ZONE_KEY, tags};
 
 pub(crate) const GIB: u64 = 1 << 30;
 /// The largest volume of any type. EC2 knows the limits of each type.
 const MAX_BYTES: u64 = 64 << 40;
+/// Age from which a volume that EC2 does not list is a deleted one.
+const MAX_LISTING_DELAY: Duration = Duration::from_mins(2);
 const SIZES: Sizes = Sizes::between(GIB, MAX_BYTES).in_steps_of(GIB);
 
 /// The parameters of a VolumeAttributesClass, and their names in EC2. EC2 checks their values, so that a
@@ -41,7 +42,12 @@ fn read(mut reader: ParameterReader, known: &[(&str, &'static str)]) -> Result<E
 pub(crate) fn create(request: &CreateRequest, snapshot: Option<&str>) -> Result<Volume> {
     let CreateRequest { name, capacity, owner, .. } = request;
     let ec2 = Ec2::new()?;
-    let zone = zone(request)?;
+    let topology = request.topology.as_ref();
+    let (requisite, preferred) =
+        topology.map_or((&[][..], &[][..]), |topology| (&*topology.requisite, &*topology.preferred));
+    let zone = zones(preferred).chain(zones(requisite)).next().ok_or_else(|| {
+        StorageError::invalid_argument("no zone is requested; expected a class with WaitForFirstConsumer")
+    })?;
     let mut parameters = read(ParameterReader::parameters(request.parameters.clone()), &PARAMETERS)?;
     let uses = capabilities(&request.capabilities)?;
     let request_tag = tags::value(format!("{parameters:?} {uses}"));
@@ -53,17 +59,25 @@ pub(crate) fn create(request: &CreateRequest, snapshot: Option<&str>) -> Result<
     let owner_tag = owner.as_ref().map(|owner| {
         tags::owner(owner.reclaim_policy, [&owner.cluster_id, &owner.claim_uid, &owner.pv_name])
     });
+    let owner_tag = owner_tag.transpose()?;
     let tags = [
         (tags::NAME, &*name_tag),
         (tags::REQUEST, &request_tag),
         (tags::OWNER, owner_tag.as_deref().unwrap_or("")),
     ];
     let created = CreationTokens::new("volume", name).settle(SETTLE).find_or_create(
-        || Ok(ec2.volumes(&format!("tag:{}", tags::NAME), &name_tag)?.pop()),
+        || {
+            let found = ec2.volumes(&format!("tag:{}", tags::NAME), &name_tag)?.into_iter();
+            Ok(found.filter(|found| found.status != "error").min_by_key(|found| found.create_time))
+        },
         |found| {
+            let found_zone = found.availability_zone.as_str();
+            let is_reachable =
+                zones(requisite).next().is_none() || zones(requisite).any(|zone| zone == found_zone);
             let found_owner = found.owner().map(|owner| owner.cluster_id);
             ExistingComparison::new("volume", name)
                 .equal("request", &tags::get(&found.tag_set, tags::REQUEST), &Some(&*request_tag))
+                .equal("zone", found_zone, if is_reachable { found_zone } else { zone })
                 .equal("snapshot", found.snapshot_id.as_str(), snapshot.unwrap_or_default())
                 .same_cluster(found_owner.as_deref(), owner.as_ref())
                 .size_within(found.bytes(), capacity)
@@ -77,26 +91,32 @@ pub(crate) fn create(request: &CreateRequest, snapshot: Option<&str>) -> Result<
             let action = action.set("Size", sizes.choose(capacity)? / GIB).set("ClientToken", token);
             let action = action.set_all(&parameters).tag("volume", &tags);
             let created: Option<xml::Volume> = ec2.send(&action, &["IdempotentParameterMismatch"])?;
-            // For the token of a deleted volume, EC2 returns that volume.
-            let existing = created.map(|created| ec2.find_volume(&created.volume_id)).transpose()?.flatten();
-            Ok(existing.map_or(TokenOutcome::UsedUp, TokenOutcome::Created))
+            let Some(created) = created else { return Ok(TokenOutcome::UsedUp) };
+            match ec2.find_volume(&created.volume_id)? {
+                Some(volume) if volume.status != "error" => Ok(TokenOutcome::Created(volume)),
+                // For the token of a deleted volume, EC2 returns that volume, with its original time.
+                None if ambient::now().saturating_sub(created.create_time) < MAX_LISTING_DELAY => {
+                    let message = format!("EC2 does not list {} yet", created.volume_id);
+                    Err(StorageError::in_progress(message))
+                }
+                _ => Ok(TokenOutcome::UsedUp),
+            }
         },
     )?;
-    wait_until(|| {
-        let deleted = || StorageError::in_progress(format!("another call has deleted {}", created.volume_id));
-        let volume = ec2.find_volume(&created.volume_id)?.ok_or_else(deleted)?;
-        Ok((volume.status != "creating").then(|| volume.to_status().volume))
+    let id = &created.volume_id;
+    wait_until(|| match ec2.find_volume(id)? {
+        Some(volume) if volume.status == "creating" => Ok(None),
+        Some(volume) if volume.status != "error" => Ok(Some(volume.to_status().volume)),
+        Some(_) => Err(StorageError::internal(format!("EC2 failed to create {id}"))),
+        None => Err(StorageError::in_progress(format!(
+            "EC2 no longer lists {id}: another call has deleted it, or its KMS key cannot be used (kmsKeyId)"
+        ))),
     })
 }
 
-/// The zone of a new volume: that of the first segment, preferred ones first.
-fn zone(request: &CreateRequest) -> Result<&str> {
-    let topology = request.topology.iter();
-    let segments = topology.flat_map(|topology| topology.preferred.iter().chain(&topology.requisite));
-    let zone = segments.flatten().find(|(key, _)| key == ZONE_KEY).map(|(_, zone)| zone.as_str());
-    zone.ok_or_else(|| {
-        StorageError::invalid_argument("no zone is requested; expected a class with WaitForFirstConsumer")
-    })
+/// The zones of segments.
+fn zones(segments: &[KeyValues]) -> impl Iterator<Item = &str> {
+    segments.iter().flatten().filter(|(key, _)| key == ZONE_KEY).map(|(_, zone)| zone.as_str())
 }
 
 /// The capabilities as a text that does not depend on their order. Fails with `invalid-argument` if there
@@ -119,9 +139,15 @@ pub(crate) fn capabilities(requested: &[VolumeCapability]) -> Result<String> {
 /// Deletes a volume. Succeeds if it does not exist.
 pub(crate) fn delete(handle: &str) -> Result<()> {
     let ec2 = Ec2::new()?;
-    if ec2.find_volume(handle)?.is_some() {
-        let action = Action::new("DeleteVolume").set("VolumeId", handle);
-        ec2.send::<Done>(&action, &["InvalidVolume.NotFound"])?;
+    // The listing may lack a new volume, so it does not tell that there is nothing to delete.
+    if !is_id("vol-", handle) {
+        return Ok(());
+    }
+    let action = Action::new("DeleteVolume").set("VolumeId", handle);
+    // `IncorrectState` while EC2 creates the volume, or deletes it for another call.
+    let codes = ["InvalidVolume.NotFound", "InvalidVolumeID.Malformed", "IncorrectState"];
+    if ec2.send::<Done>(&action, &codes)?.is_none() && ec2.find_volume(handle)?.is_some() {
+        return Err(StorageError::in_progress(format!("EC2 does not delete {handle} yet")));
     }
     Ok(())
 }
@@ -162,11 +188,11 @@ impl Listing for EbsDriver {
 }
 
 impl Ec2 {
-    /// The volumes with a value of a filter, except deleted ones and those that EC2 failed to create.
+    /// The volumes with a value of a filter, except deleted ones.
     pub(crate) fn volumes(&self, filter: &str, value: &str) -> Result<Vec<xml::Volume>> {
         let mut found: Vec<xml::Volume> =
             self.describe(&Action::describe("DescribeVolumes", filter, value))?;
-        found.retain(|volume| ["creating", "available", "in-use"].contains(&&*volume.status));
+        found.retain(|volume| !["deleting", "deleted"].contains(&&*volume.status));
         Ok(found)
     }
 
@@ -182,14 +208,20 @@ impl Ec2 {
         self.find_volume(handle)?.ok_or_else(missing)
     }
 
-    /// Sends ModifyVolume unless the volume is as wanted, and waits until the change, or that of an
-    /// earlier call, has taken effect.
+    /// Sends ModifyVolume unless the volume is as wanted, and waits until the change has taken effect. EC2
+    /// refuses a change while that of another call is running.
     fn modify(
         &self,
         handle: &str,
         change: Action,
         is_done: impl Fn(&xml::Volume) -> bool,
     ) -> Result<xml::Volume> {
+        let modifications = Action::describe("DescribeVolumesModifications", "volume-id", handle);
+        let has = |state: &str| -> Result<bool> {
+            let found: Vec<xml::Modification> = self.describe(&modifications)?;
+            Ok(found.iter().any(|found| found.modification_state == state))
+        };
+        wait_until(|| Ok((!has("modifying")?).then_some(())))?;
         if !is_done(&self.volume(handle)?)
             && let Err(error) = self.send::<Done>(&change.set("VolumeId", handle), &[])
             // Another call may have made the change, or a larger one.
@@ -197,11 +229,13 @@ impl Ec2 {
         {
             return Err(error);
         }
-        let running = Action::describe("DescribeVolumesModifications", "volume-id", handle);
-        let running = running.set("Filter.2.Name", "modification-state").set("Filter.2.Value.1", "modifying");
-        wait_until(|| Ok(self.describe::<IgnoredAny>(&running)?.is_empty().then_some(())))?;
-        let failed = || StorageError::internal(format!("EC2 has not modified the volume {handle:?}"));
-        Some(self.volume(handle)?).filter(is_done).ok_or_else(failed)
+        wait_until(|| match self.volume(handle)? {
+            volume if is_done(&volume) => Ok((!has("modifying")?).then_some(volume)),
+            _ if has("failed")? => {
+                Err(StorageError::internal(format!("EC2 failed to modify the volume {handle:?}")))
+            }
+            _ => Ok(None),
+        })
     }
 }
 
@@ -212,9 +246,14 @@ impl xml::Volume {
 
     fn has(&self, wanted: &Ec2Parameters) -> bool {
         let Self { volume_type, iops, throughput, .. } = self;
-        let found =
-            [("VolumeType", Some(volume_type)), ("Iops", iops.as_ref()), ("Throughput", throughput.as_ref())];
-        found.iter().all(|(name, found)| wanted.get(name).is_none_or(|wanted| *found == Some(wanted)))
+        let number = |text: &String| text.parse::<u64>().ok();
+        let is = |name: &str, found: &Option<String>| {
+            let found = found.as_ref().and_then(number);
+            wanted.get(name).is_none_or(|wanted| found.is_some() && found == number(wanted))
+        };
+        wanted.get("VolumeType").is_none_or(|wanted| wanted == volume_type)
+            && is("Iops", iops)
+            && is("Throughput", throughput)
     }
 
     fn owner(&self) -> Option<Owner> {

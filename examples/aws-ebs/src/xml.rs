@@ -65,6 +65,13 @@ pub(crate) struct Snapshot {
     pub(crate) tag_set: Vec<Tag>,
 }
 
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub(crate) struct Modification {
+    /// `modifying`, `optimizing`, `completed` or `failed`.
+    pub(crate) modification_state: String,
+}
+
 #[derive(Debug, Deserialize)]
 pub(crate) struct Tag {
     pub(crate) key: String,

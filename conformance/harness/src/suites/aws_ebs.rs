@@ -54,7 +54,7 @@ pub(super) async fn run(run: &SuiteRun) -> Result<()> {
         .args([format!("--config={}", config.display()), format!("--topology={ZONE_KEY}={ZONE}")])
         .args(&nodes)
         .args(["--name=ebs", "--size=1Gi", "--parameter=type=gp3", "--other-parameter=type=gp2"])
-        .arg("--mutable-parameter=iops=4000");
+        .args(["--mutable-parameter=iops=4000", "--retry-timeout=5m"]);
     let report = complete(run, test, TEST_TIMEOUT).await?;
     let totals =
         report.lines().find(|line| line.contains(" passed, ")).context("the report has no totals")?;
