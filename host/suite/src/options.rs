@@ -58,7 +58,7 @@ pub struct SuiteOptions {
 pub struct TestNode {
     /// CSI node ID.
     pub id: NodeId,
-    /// Other names of the node: [`PublishVolume::node_identities`].
+    /// Other names of the node: [`node_identities`](cofferdam_domain::storage::PublishVolume::node_identities).
     pub identities: Parameters,
 }
 
