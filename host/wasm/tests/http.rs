@@ -313,7 +313,7 @@ async fn sent_exchange_outlives_its_call_and_keeps_the_volume_locked() {
     assert_eq!(run_script(&backend, "v", call(), create).await.unwrap(), ["200 passed"]);
 }
 
-/// What a server does after it has read a request.
+/// A fault of a server, after it has read a request.
 enum Misbehavior {
     /// Resets the connection, after these bytes of a response.
     Reset(&'static str),
@@ -711,7 +711,10 @@ async fn tokens_in_plain_headers_are_redacted() {
         assert_eq!(error.message, expected, "{header}");
     }
     // The number of signatures is unlimited, and the last ones are redacted.
-    let request = |n: usize| json!({ "method": "GET", "url": server.http("/authorization"), "headers": [["Authorization", format!("Signature s-{n}")]] });
+    let request = |n: usize| {
+        let headers = json!([["Authorization", format!("Signature s-{n}")]]);
+        json!({ "method": "GET", "url": server.http("/authorization"), "headers": headers })
+    };
     let mut script: Vec<Value> = (0..100).map(|n| json!({ "send": request(1_000_000 + n) })).collect();
     script.push(json!({ "fail-with-body": request(1_000_000) }));
     let error = run_script(&backend, "many", call(), Value::Array(script)).await.unwrap_err();

@@ -48,7 +48,7 @@ const STREAM_BYTES: usize = 4 << 20;
 /// Turns of the scheduler after which a client that sent nothing waits for the server.
 const IDLE_TURNS: u32 = 64;
 
-/// What the server has seen.
+/// The requests that the server has received.
 #[derive(Debug, Default)]
 struct ServerLog {
     /// The requests, each with its body.

@@ -151,7 +151,7 @@ impl<'a> Parts<'a> {
         Self { scheme: scheme.to_ascii_lowercase(), authority, path: format!("{slash}{path}") }
     }
 
-    /// Whether the scheme is `https`, the host and the port.
+    /// True for the scheme `https`; the host and the port.
     fn origin(&self) -> (bool, AllowedHost, u16) {
         let is_https = self.scheme == "https";
         assert!(is_https || self.scheme == "http", "the scheme {:?}", self.scheme);
