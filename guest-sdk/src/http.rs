@@ -523,7 +523,7 @@ fn describe(method: Method, url: &str) -> String {
 }
 
 /// The name of a method, such as `GET`.
-const fn method_name(method: Method) -> &'static str {
+pub(crate) const fn method_name(method: Method) -> &'static str {
     match method {
         Method::Get => "GET",
         Method::Head => "HEAD",

@@ -22,15 +22,7 @@ fn send_to_array(array: &mut Array, request: &ReceivedRequest) -> Response {
         (None, Some(token)) => ArrayCredentials::Bearer(token),
         (None, None) => ArrayCredentials::None,
     };
-    let method = match request.method {
-        Method::Get => "GET",
-        Method::Head => "HEAD",
-        Method::Post => "POST",
-        Method::Put => "PUT",
-        Method::Patch => "PATCH",
-        Method::Delete => "DELETE",
-        Method::Options => "OPTIONS",
-    };
+    let method = request.method_name();
     let path = request.url.strip_prefix("http://array").unwrap_or_default();
     let ArrayResponse { status, body } =
         array.handle(&ArrayRequest { method, path, credentials, body: &request.body }, 0);

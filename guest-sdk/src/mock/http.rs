@@ -5,6 +5,7 @@ use std::{cell::RefCell, fmt, rc::Rc, time::Duration};
 use crate::http::{
     Authorization, Failure, HttpError, Method, Request, Response, UserName,
     encoding::{decode_form, decode_query},
+    method_name,
 };
 
 /// A request received by a mock server.
@@ -48,6 +49,11 @@ impl fmt::Debug for ReceivedRequest {
 }
 
 impl ReceivedRequest {
+    /// The name of the method, such as `GET`.
+    pub fn method_name(&self) -> &'static str {
+        method_name(self.method)
+    }
+
     pub(super) fn new(request: Request<'_>) -> Self {
         let mut secrets = Vec::new();
         let mut secret_text = |secret: &crate::secrets::Secret| {
