@@ -310,7 +310,7 @@ impl ControlPlane {
     /// # Errors
     /// If etcd does not run, or the copy fails.
     pub async fn snapshot_etcd(&self, run: &SuiteRun, name: &str) -> Result<()> {
-        self.etcd.pause()?;
+        self.etcd.pause().await?;
         let copied = copy(&etcd_directory(run), &run.scratch().join(name)).await;
         self.etcd.resume()?;
         copied

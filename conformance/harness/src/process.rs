@@ -10,7 +10,7 @@ use std::{
     time::Duration,
 };
 
-use anyhow::{Context as _, Result, anyhow, bail};
+use anyhow::{Context as _, Result, anyhow, bail, ensure};
 use http::Request;
 use kube::Client;
 use rustix::process::{Pid, Signal, kill_process_group};
@@ -20,6 +20,10 @@ use crate::{run::SuiteRun, wait::until};
 
 /// Time between SIGTERM and SIGKILL. kube-apiserver waits up to a minute for open requests.
 const STOP_TIMEOUT: Duration = Duration::from_secs(150);
+/// Time limit of all threads of a process to stop after SIGSTOP.
+const PAUSE_TIMEOUT: Duration = Duration::from_secs(30);
+/// State of a thread that SIGSTOP has stopped, as in proc_pid_stat(5).
+const STOPPED: char = 'T';
 /// Time limit of the requests for the metrics of a process.
 const METRICS_TIMEOUT: Duration = Duration::from_secs(5);
 /// Number of lines at the end of a process's log that an error contains.
@@ -296,13 +300,16 @@ impl ManagedProcess {
         Ok(())
     }
 
-    /// Pauses the program and its process group with SIGSTOP: connections to the program stay open without
-    /// responses.
+    /// Pauses the program and its process group with SIGSTOP, and waits until all threads of the program have
+    /// stopped: connections to the program stay open without responses. SIGSTOP alone takes effect when the
+    /// kernel next schedules a thread, so a busy machine lets other threads respond after it.
     ///
     /// # Errors
-    /// If it does not run.
-    pub fn pause(&self) -> Result<()> {
-        self.signal(Signal::STOP)
+    /// If it does not run, or does not stop in time.
+    pub async fn pause(&self) -> Result<()> {
+        let name = &self.spec.name;
+        let child = self.child.as_ref().with_context(|| format!("{name} does not run"))?;
+        pause(child).await.with_context(|| format!("{name} does not stop after SIGSTOP"))
     }
 
     /// Continues a paused program and its process group.
@@ -365,6 +372,30 @@ fn signal(child: &Child, which: Signal) -> Result<()> {
     id.map_or(Ok(()), |id| kill_process_group(id, which)).map_err(Into::into)
 }
 
+/// Pauses a child process with its process group, and waits until all of its threads have stopped.
+async fn pause(child: &Child) -> Result<()> {
+    signal(child, Signal::STOP)?;
+    let id = child.id().context("it has ended")?;
+    until("all threads are stopped", PAUSE_TIMEOUT, async || {
+        let states = thread_states(id)?;
+        ensure!(states.chars().all(|state| state == STOPPED), "states of its threads: {states}");
+        Ok(())
+    })
+    .await
+}
+
+/// States of the threads of a process, one letter each as in proc_pid_stat(5).
+fn thread_states(id: u32) -> Result<String> {
+    let mut states = String::new();
+    for thread in fs::read_dir(format!("/proc/{id}/task"))? {
+        let stat = fs::read_to_string(thread?.path().join("stat"))?;
+        // The thread's name, in parentheses before the state, may contain spaces and parentheses.
+        let state = stat.rsplit_once(") ").and_then(|(_, fields)| fields.chars().next());
+        states.push(state.with_context(|| format!("stat of a thread without a state: {stat}"))?);
+    }
+    Ok(states)
+}
+
 /// Runs a program to its end, and returns its stdout.
 ///
 /// # Errors
@@ -384,4 +415,27 @@ pub async fn run_to_completion(program: impl AsRef<Path>, arguments: &[&str]) ->
         bail!("{} {}: {}: {}", program.display(), arguments.join(" "), output.status, stderr.trim());
     }
     Ok(String::from_utf8(output.stdout)?)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn no_thread_runs_after_a_pause() -> Result<()> {
+        let mut child = Command::new("sh")
+            .args(["-c", "while :; do :; done"])
+            .process_group(0)
+            .kill_on_drop(true)
+            .spawn()?;
+        let id = child.id().context("it has ended")?;
+        for _ in 0..100 {
+            pause(&child).await?;
+            assert_eq!(thread_states(id)?, STOPPED.to_string());
+            signal(&child, Signal::CONT)?;
+        }
+        signal(&child, Signal::KILL)?;
+        child.wait().await?;
+        Ok(())
+    }
 }

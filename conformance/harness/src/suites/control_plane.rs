@@ -51,7 +51,7 @@ pub(super) async fn run(run: &SuiteRun) -> Result<()> {
     plane.restart_api().await?;
     namespaces.get("one").await?;
 
-    plane.etcd.pause()?;
+    plane.etcd.pause().await?;
     let answer = tokio::time::timeout(Duration::from_secs(2), namespaces.get("one")).await;
     plane.etcd.resume()?;
     ensure!(!matches!(answer, Ok(Ok(_))), "the API reads from an etcd that stands still");

@@ -73,7 +73,7 @@ async fn pause_etcd(fixture: &mut FaultFixture<'_>) -> Result<()> {
     let fault = async {
         claims.wait_bound(BOUND_BEFORE_FAULT, TIMEOUT).await?;
         claims.wait_unfinished(TIMEOUT).await?;
-        fixture.plane.etcd.pause()?;
+        fixture.plane.etcd.pause().await?;
         tokio::time::sleep(ETCD_PAUSE).await;
         fixture.plane.etcd.resume()?;
         let count = load.finish();

@@ -158,7 +158,7 @@ impl SwapRound {
                 pods < MAX_USERS_OF_TWO_CONTROLLERS,
                 "after {pods} pods, the role {role} has not stopped"
             );
-            slots.process(ControllerSlot::AttachDetach)?.pause()?;
+            slots.process(ControllerSlot::AttachDetach)?.pause().await?;
             users.run_all(next..next + USERS_OF_TWO_CONTROLLERS).await?;
             slots.process(ControllerSlot::AttachDetach)?.resume()?;
             next += USERS_OF_TWO_CONTROLLERS;

@@ -257,7 +257,7 @@ impl Faults<'_> {
     async fn pause_etcd(&self) -> Result<HandledFault> {
         self.busy_leader().await?;
         let at = Timestamp::now();
-        self.plane.etcd.pause()?;
+        self.plane.etcd.pause().await?;
         tokio::time::sleep(ETCD_PAUSE).await;
         let resumed = Timestamp::now();
         self.plane.etcd.resume()?;
