@@ -6,10 +6,9 @@ use std::{fs, time::Duration};
 use anyhow::{Context as _, Result, ensure};
 use kube::{
     Api, Client,
-    api::{ApiResource, DynamicObject, GroupVersionKind, ListParams, PostParams},
+    api::{ApiResource, DynamicObject, GroupVersionKind, ListParams, Patch, PatchParams, PostParams},
 };
-
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use crate::{peers::PeerPrograms, wait::until};
 
@@ -39,9 +38,7 @@ pub(crate) fn resources() -> [(&'static str, ApiResource); 3] {
 /// # Errors
 /// The API server rejects a definition, or does not serve a kind in time.
 pub(crate) async fn install(client: &Client) -> Result<()> {
-    let gvk = GroupVersionKind::gvk("apiextensions.k8s.io", "v1", "CustomResourceDefinition");
-    let resource = ApiResource::from_gvk_with_plural(&gvk, "customresourcedefinitions");
-    let api: Api<DynamicObject> = Api::all_with(client.clone(), &resource);
+    let api = definitions(client);
     for text in DEFINITIONS {
         let definition: DynamicObject = serde_saphyr::from_str(text)?;
         api.create(&PostParams::default(), &definition).await?;
@@ -56,6 +53,57 @@ pub(crate) async fn install(client: &Client) -> Result<()> {
         .await?;
     }
     Ok(())
+}
+
+/// The version of the kinds that the API server serves. The stored version stays v1.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Served {
+    V1,
+    V1beta1,
+}
+
+/// Changes the definitions so that only this version is served, and waits until v1 is served or rejected.
+///
+/// # Errors
+/// The API server rejects a change, or does not apply it in time.
+pub(crate) async fn serve(client: &Client, version: Served) -> Result<()> {
+    let api = definitions(client);
+    let is_v1 = version == Served::V1;
+    for (_, plural) in KINDS {
+        let name = format!("{plural}.snapshot.storage.k8s.io");
+        let definition = api.get(&name).await?;
+        let versions = definition.data.pointer("/spec/versions").and_then(Value::as_array);
+        let versions = versions.with_context(|| format!("{name} has no versions"))?;
+        let changed: Vec<Value> = versions
+            .iter()
+            .map(|version| {
+                let mut changed = version.clone();
+                changed["served"] = json!((version["name"] == "v1") == is_v1);
+                changed
+            })
+            .collect();
+        let patch = json!({ "spec": { "versions": changed } });
+        api.patch(&name, &PatchParams::default(), &Patch::Merge(patch)).await?;
+    }
+    for (kind, resource) in resources() {
+        let api: Api<DynamicObject> = Api::all_with(client.clone(), &resource);
+        until(&format!("{kind} is served in {version:?} only"), TIMEOUT, async || {
+            match api.list(&ListParams::default()).await {
+                Ok(_) => ensure!(is_v1, "v1 is served"),
+                Err(kube::Error::Api(status)) if status.is_not_found() => ensure!(!is_v1, "v1 is not served"),
+                Err(error) => return Err(error.into()),
+            }
+            Ok(())
+        })
+        .await?;
+    }
+    Ok(())
+}
+
+fn definitions(client: &Client) -> Api<DynamicObject> {
+    let gvk = GroupVersionKind::gvk("apiextensions.k8s.io", "v1", "CustomResourceDefinition");
+    let resource = ApiResource::from_gvk_with_plural(&gvk, "customresourcedefinitions");
+    Api::all_with(client.clone(), &resource)
 }
 
 /// Compares the definitions of Cofferdam's chart with those of external-snapshotter's client, except
@@ -112,8 +160,6 @@ fn remove_descriptions(value: &mut Value, is_properties: bool) {
 
 #[cfg(test)]
 mod tests {
-    use serde_json::json;
-
     use super::*;
 
     #[test]

@@ -6,8 +6,11 @@
 //! Snapshots and their contents have the finalizers, annotations, labels and statuses that the upstream
 //! programs alone give them. No snapshot is left at the storage after the deletion. Cofferdam alone emits
 //! events with the reasons of the upstream programs, and its processes have their metrics.
+//!
+//! At the end, Cofferdam's programs start beside CustomResourceDefinitions that serve only v1beta1.
 
 mod reference;
+mod versions;
 
 use std::{path::PathBuf, time::Duration};
 
@@ -84,6 +87,7 @@ pub(super) async fn run(run: &SuiteRun) -> Result<()> {
         replace_during_deletion(&snapshots, initial, &mut controllers).await?;
     }
     controllers.stop().await?;
+    versions::run(run, &snapshots, &mut controllers, client).await?;
     claims.delete(0..CLAIMS).await?;
     claims.wait_remaining(0, TIMEOUT).await?;
     let stored = controllers.driver.volumes().await?;

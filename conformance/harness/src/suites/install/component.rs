@@ -1,5 +1,7 @@
 //! A component in a ConfigMap: installed, used, upgraded and rolled back under load, and uninstalled.
 
+use std::cell::Cell;
+
 use anyhow::{Context as _, Result, bail, ensure};
 use k8s_openapi::api::{core::v1::Pod, rbac::v1::ClusterRoleBinding};
 use kube::{
@@ -12,7 +14,7 @@ use super::{
     Cluster, NAMESPACE, NODE, NODE_NAMESPACE, TIMEOUT, VERSIONS,
     helm::{Helm, HelmVersion, write_values},
 };
-use crate::{claims::Claims, pod, process, wait::until};
+use crate::{claims::Claims, pod, process, run::SuiteRun, wait::until};
 
 /// Namespace of the claims and pods.
 const USERS: &str = "users";
@@ -56,19 +58,17 @@ pub(super) async fn install(cluster: &Cluster<'_>) -> Result<()> {
 
     let tag = format!("image.tag={}", VERSIONS[1]);
     let upgrade = [&["upgrade", RELEASE, "CHART"], release.as_slice(), &["--set", &tag]].concat();
-    under_load(&claims, 1..1 + CLAIMS, async {
+    under_load(cluster.run, "helm upgrade", &claims, 1..1 + CLAIMS, async {
         helm.run(&upgrade).await?;
         cluster.wait_available(&namespaces, RELEASE).await
     })
-    .await
-    .context("upgrade")?;
+    .await?;
     ensure_image(cluster, VERSIONS[1]).await?;
-    under_load(&claims, 1 + CLAIMS..1 + 2 * CLAIMS, async {
+    under_load(cluster.run, "helm rollback", &claims, 1 + CLAIMS..1 + 2 * CLAIMS, async {
         helm.run(&["rollback", RELEASE, "--namespace", NAMESPACE]).await?;
         cluster.wait_available(&namespaces, RELEASE).await
     })
-    .await
-    .context("rollback")?;
+    .await?;
     ensure_image(cluster, VERSIONS[0]).await?;
     ensure_pod_unchanged(cluster).await?;
 
@@ -101,12 +101,19 @@ pub(super) async fn create_config_map(
     component: &[u8],
 ) -> Result<String> {
     let file = cluster.run.directory().join(format!("{name}.wasm"));
-    std::fs::write(&file, component)?;
-    let file = file.display().to_string();
-    let from_file = format!("--from-file={name}.wasm={file}");
+    let manifest = write_manifest(cluster, name, component).await?;
+    let from_file = format!("--from-file={name}.wasm={}", file.display());
     cluster.kubectl.run(&["create", "configmap", name, "--namespace", namespace, &from_file]).await?;
+    Ok(manifest)
+}
+
+/// Writes a component to the file `NAME.wasm` of the run, and its manifest beside it. Returns Helm's value that
+/// sets the manifest.
+pub(super) async fn write_manifest(cluster: &Cluster<'_>, name: &str, component: &[u8]) -> Result<String> {
+    let file = cluster.run.directory().join(format!("{name}.wasm"));
+    std::fs::write(&file, component)?;
     let manifest = cluster.run.directory().join(format!("{name}-manifest.json"));
-    let inspected = ["backend", "inspect", &file, "--output", "manifest"];
+    let inspected = ["backend", "inspect", &file.display().to_string(), "--output", "manifest"];
     std::fs::write(&manifest, process::run_to_completion(cluster.run.program(), &inspected).await?)?;
     Ok(format!("driver.manifest={}", manifest.display()))
 }
@@ -209,20 +216,30 @@ async fn ensure_kubectl_plugin(cluster: &Cluster<'_>) -> Result<()> {
     Ok(())
 }
 
-/// Creates claims while `change` runs, and waits until all are bound.
+/// Creates claims while `change` runs, each when the one before is bound. The claims of lower numbers must be
+/// bound. A note has the number of claims that were bound before the change was complete.
 pub(super) async fn under_load(
+    run: &SuiteRun,
+    what: &str,
     claims: &Claims,
     numbers: std::ops::Range<usize>,
     change: impl Future<Output = Result<()>>,
 ) -> Result<()> {
+    let bound = Cell::new(0);
     let load = async {
         for number in numbers.clone() {
             claims.create(number..number + 1).await?;
+            claims.wait_bound(number + 1, TIMEOUT).await?;
+            bound.set(bound.get() + 1);
         }
         anyhow::Ok(())
     };
-    tokio::try_join!(load, change)?;
-    claims.wait_bound(numbers.end, TIMEOUT).await
+    let change = async {
+        change.await?;
+        Ok(bound.get())
+    };
+    let ((), before_end) = tokio::try_join!(load, change).with_context(|| what.to_owned())?;
+    run.add_note(&format!("{what}: {before_end} of {} claims were bound before its end", numbers.len()))
 }
 
 /// Deletes the node's pod of the release, and then the pod with the volume, as on a node that is removed. The

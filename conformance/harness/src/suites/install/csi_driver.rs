@@ -77,9 +77,9 @@ impl<'a> CsiDriverRelease<'a> {
         let mut created = 1;
         for version in [VERSIONS[1], VERSIONS[0]] {
             let next = created + CLAIMS;
-            under_load(&self.claims, created..next, replace_image(self.cluster, version))
-                .await
-                .with_context(|| format!("the commands of {PAGE} with the image {version}"))?;
+            let what = format!("the commands of {PAGE} with the image {version}");
+            let replacement = replace_image(self.cluster, version);
+            under_load(self.cluster.run, &what, &self.claims, created..next, replacement).await?;
             created = next;
         }
         self.claims.delete(0..created).await?;

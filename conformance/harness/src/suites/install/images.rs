@@ -1,5 +1,5 @@
-//! The images of the suite: those of a release, of the program under test, in two versions, and one of the Go
-//! driver.
+//! The images of the suite: those of a release, of the program under test, in two versions, one of the Go
+//! driver, and one that contains a component.
 
 use std::{
     fs,
@@ -21,6 +21,9 @@ const PREFIX: &str = "conformance.cofferdam.dev";
 pub(super) const REPOSITORY: &str = "conformance.cofferdam.dev/cofferdam";
 /// The image of the Go driver.
 pub(super) const DRIVER_IMAGE: &str = "conformance.cofferdam.dev/csi-driver:1";
+/// The image with the component of the driver `pool`, and its file in the image.
+pub(super) const COMPONENT_IMAGE: &str = "conformance.cofferdam.dev/pool:1";
+pub(super) const COMPONENT_FILE: &str = "pool.wasm";
 /// Time of creation of the images: an arbitrary second, so that they are the same in every run.
 const CREATED: u64 = 1_800_000_000;
 
@@ -30,7 +33,7 @@ pub(super) fn name(version: &str) -> String {
 }
 
 /// Writes the images of both [`VERSIONS`] as `make image` does, from the program under test without its debug
-/// information, and the image of the Go driver. Returns their archive.
+/// information, the image of the Go driver and that of the component. Returns their archive.
 ///
 /// # Errors
 /// If a program or package cannot be read, a layer cannot be made, or a file cannot be written.
@@ -94,6 +97,7 @@ impl ArchiveInput {
             images.extend(layers.add_images(&mut layout, &release)?);
         }
         add_driver(&mut layout, &self.driver)?;
+        add_component(&mut layout)?;
         let digest = layout.finish()?;
         let report = Report { layers: layers.reports().to_vec(), images, digest };
         fs::write(&self.report, report.to_string())?;
@@ -130,6 +134,17 @@ fn add_driver(layout: &mut Layout, program: &Path) -> Result<()> {
         entrypoint: vec!["/csi-driver".to_owned()],
         ..Image::default()
     };
+    layout.add_image(&image, &[&layer])?;
+    Ok(())
+}
+
+/// Adds an image of the component of the driver `pool`, for a volume.
+fn add_component(layout: &mut Layout) -> Result<()> {
+    let mut tree = FileTree::new();
+    tree.insert(&format!("/{COMPONENT_FILE}"), Entry::file(cofferdam_carried::POOL.to_vec()))?;
+    let layer = Layer::new("pool", &tree, CREATED)?;
+    let image =
+        Image { name: "pool:1".to_owned(), containerd_name: COMPONENT_IMAGE.to_owned(), ..Image::default() };
     layout.add_image(&image, &[&layer])?;
     Ok(())
 }
