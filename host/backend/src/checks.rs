@@ -10,7 +10,10 @@ use cofferdam_domain::{
         Parameters, Segments, Snapshot, SnapshotPage, VolumePage, VolumeStatus,
     },
 };
-pub use cofferdam_domain::{storage::total_bytes, text::printable};
+pub use cofferdam_domain::{
+    storage::total_bytes,
+    text::{one_line, printable},
+};
 
 use crate::{ContractViolation, Redactor};
 
@@ -50,7 +53,7 @@ impl ResponseLimits {
         self.check_map("the context", &volume.context)?;
         // The node trusts these keys: only the host may set them.
         if let Some(key) = volume.context.keys().find(|key| key.starts_with(RESERVED_ATTRIBUTE_PREFIX)) {
-            return Err(ContractViolation::ReservedKey { key: printable(key) });
+            return Err(ContractViolation::ReservedKey { key: one_line(key) });
         }
         check_count("the topology", volume.topology.len(), "segments", 0, MAX_TOPOLOGY_SEGMENTS)?;
         volume.topology.iter().try_for_each(check_segments)?;
@@ -104,7 +107,7 @@ impl ResponseLimits {
         let Some(source) = source else { return Ok(()) };
         match page.snapshots.iter().find(|snapshot| snapshot.source != *source) {
             Some(foreign) => {
-                Err(ContractViolation::ForeignSnapshot { handle: printable(foreign.handle.as_str()) })
+                Err(ContractViolation::ForeignSnapshot { handle: one_line(foreign.handle.as_str()) })
             }
             None => Ok(()),
         }
@@ -139,7 +142,7 @@ impl ResponseLimits {
         group.snapshots.iter().try_for_each(|member| self.check_snapshot(member))?;
         let is_foreign = |member: &&Snapshot| member.group.as_ref() != Some(&group.handle);
         if let Some(member) = group.snapshots.iter().find(is_foreign) {
-            return Err(ContractViolation::ForeignMember { handle: printable(member.handle.as_str()) });
+            return Err(ContractViolation::ForeignMember { handle: one_line(member.handle.as_str()) });
         }
         if group.ready && group.snapshots.iter().any(|member| !member.ready) {
             return Err(ContractViolation::MemberNotReady);
@@ -212,7 +215,7 @@ pub fn unique_map(
     let mut map = BTreeMap::new();
     for (key, value) in pairs {
         if map.contains_key(&key) {
-            return Err(ContractViolation::DuplicateKey { map: map_name, key: printable(&key) });
+            return Err(ContractViolation::DuplicateKey { map: map_name, key: one_line(&key) });
         }
         map.insert(key, value);
     }
@@ -231,7 +234,7 @@ pub fn check_same_handle<H: PartialEq + std::fmt::Display>(
     if expected == found {
         return Ok(());
     }
-    Err(ContractViolation::WrongObject { object, expected: printable(&expected.to_string()) })
+    Err(ContractViolation::WrongObject { object, expected: one_line(&expected.to_string()) })
 }
 
 /// Checks that a group snapshot has exactly one member for each source volume.
@@ -251,7 +254,7 @@ fn check_text(field: &'static str, text: &str, min: usize, max: usize) -> CheckR
         return Err(ContractViolation::Length { field, bytes: text.len(), min, max });
     }
     if text.chars().any(char::is_control) {
-        return Err(ContractViolation::ControlCharacters { field, text: printable(text) });
+        return Err(ContractViolation::ControlCharacters { field, text: one_line(text) });
     }
     Ok(())
 }
@@ -284,7 +287,7 @@ fn check_size(field: &'static str, bytes: u64) -> CheckResult {
 
 fn check_segments(segments: &Segments) -> CheckResult {
     check_count("a topology segment", segments.len(), "keys", 1, MAX_DESCRIPTION_ITEMS)?;
-    let syntax = |field, text, expected| ContractViolation::Syntax { field, text: printable(text), expected };
+    let syntax = |field, text, expected| ContractViolation::Syntax { field, text: one_line(text), expected };
     for (key, value) in segments {
         if !is_qualified_name(key) {
             return Err(syntax("the topology key", key, "a label key"));
@@ -325,7 +328,7 @@ fn check_page(count: usize, next_token: Option<&str>, page_request: &PageRequest
 pub fn check_no_secret_in_map(map_name: &'static str, map: &Parameters, redactor: &Redactor) -> CheckResult {
     match map.iter().find(|(key, value)| redactor.contains_secret(key) || redactor.contains_secret(value)) {
         Some((key, _)) => {
-            Err(ContractViolation::SecretInMap { map: map_name, key: printable(&redactor.redact(key)) })
+            Err(ContractViolation::SecretInMap { map: map_name, key: one_line(&redactor.redact(key)) })
         }
         None => Ok(()),
     }
@@ -389,7 +392,7 @@ pub fn check_description(description: &Description) -> CheckResult {
     if name.len() > MAX_DRIVER_NAME || !is_dns_subdomain(name) {
         return Err(ContractViolation::Syntax {
             field: "the driver name",
-            text: printable(name),
+            text: one_line(name),
             expected: "a DNS subdomain (a-z, 0-9, - and .) of 1 to 63 characters",
         });
     }
@@ -415,7 +418,7 @@ fn check_unique(
     let mut seen = BTreeSet::new();
     for item in list {
         if !is_valid(item) {
-            return Err(ContractViolation::Syntax { field, text: printable(item), expected });
+            return Err(ContractViolation::Syntax { field, text: one_line(item), expected });
         }
         if !seen.insert(item) {
             return Err(ContractViolation::Duplicate { field, text: item.clone() });

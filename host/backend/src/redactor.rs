@@ -4,7 +4,10 @@ mod search;
 
 use std::{borrow::Cow, collections::VecDeque, ops::Range, sync::Arc};
 
-use cofferdam_domain::storage::{Secret, Secrets};
+use cofferdam_domain::{
+    storage::{Secret, Secrets},
+    text::printable,
+};
 use parking_lot::Mutex;
 
 use self::search::{MAX_EXPANSION, SearchableText};
@@ -31,6 +34,9 @@ pub struct Redactor {
 
 /// Maximum derived secrets of one call, and maximum credentials that the driver has written into requests.
 pub const MAX_DERIVED_SECRETS: usize = 64;
+
+/// Most bytes of a text that [`Redactor::printable`] redacts, more than [`printable`] shows.
+const MAX_PRINTABLE_BYTES: usize = 16 << 10;
 
 /// Minimum length in bytes of a login token. A shorter text is no token, and occurs by chance.
 const MIN_TOKEN_BYTES: usize = 8;
@@ -90,6 +96,13 @@ impl Redactor {
         let (searched, _) = text.split_at_checked(searched).unwrap_or((text, ""));
         let found = self.with_secrets(|secrets| secret_ranges(searched, secrets));
         replace_ranges(searched, found, searched.floor_char_boundary(max_bytes))
+    }
+
+    /// Formats a text of the driver for events, logs and errors, without the secrets. Redacts before it
+    /// truncates the text ([`printable`]): a truncated secret is not recognised. The driver does not
+    /// determine the host's work for a text.
+    pub fn printable(&self, text: &str) -> String {
+        printable(&self.redact_start(text, MAX_PRINTABLE_BYTES))
     }
 
     /// Returns `true` if a text equals a secret, or contains one of at least 4 bytes, or one of at least 8
@@ -315,6 +328,15 @@ mod tests {
                 (in_map, false),
                 "{text}"
             );
+        }
+    }
+
+    #[test]
+    fn a_secret_across_the_end_of_a_printable_text_leaves_no_part() {
+        let knowing = redactor(&["hunter2hunter2"]);
+        for padding in 980..1_005 {
+            let shown = knowing.printable(&format!("{}hunter2hunter2", "-".repeat(padding)));
+            assert!(!shown.contains("hunter"), "{padding}: {shown}");
         }
     }
 

@@ -4,9 +4,9 @@ use cofferdam_domain::names::RESERVED_ATTRIBUTE_PREFIX;
 
 /// A rule of the driver contract (WIT or CSI) that a driver's response breaks.
 ///
-/// Quoted texts are the driver's. They have no control characters and a bounded length
-/// ([`printable`](crate::checks::printable)), but may contain secrets of the call: redact the message before
-/// it leaves the host.
+/// Quoted texts are the driver's, on one line. They have any length and may contain secrets of the call:
+/// before the message leaves the host, [`Redactor::printable`](crate::Redactor::printable) redacts and
+/// truncates it.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ContractViolation {
     /// A mandatory field is missing. Only existing CSI drivers can omit one.

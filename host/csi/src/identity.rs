@@ -2,7 +2,10 @@
 
 use std::{collections::BTreeSet, time::Duration};
 
-use cofferdam_backend::{BackendMetrics, CallMetrics, Redactor, checks};
+use cofferdam_backend::{
+    BackendMetrics, CallMetrics, Redactor,
+    checks::{self, printable},
+};
 use cofferdam_domain::{
     DriverName,
     storage::{
@@ -113,7 +116,7 @@ impl IdentityQuery<'_> {
             features: Vec::new(),
         };
         checks::check_description(&description)
-            .map_err(|violation| IdentityError::InvalidResponse(violation.to_string()))?;
+            .map_err(|violation| IdentityError::InvalidResponse(printable(&violation.to_string())))?;
         let calls = self.metrics.call_metrics(Some(&description.name));
         let plugin_capabilities = self.plugin_capabilities(&calls).await?;
         let controller_capabilities = if plugin_capabilities.contains(&PluginCapability::ControllerService) {

@@ -2,9 +2,7 @@
 
 use std::time::Duration;
 
-use cofferdam_backend::{
-    ContractViolation, Overloaded, Redactor, checks::printable, in_flight::OperationConflict,
-};
+use cofferdam_backend::{ContractViolation, Overloaded, Redactor, in_flight::OperationConflict};
 use cofferdam_domain::{
     storage::{ErrorKind, Finality, StorageError},
     term::TermEnded,
@@ -154,7 +152,7 @@ impl CsiCallFailure {
         resource_exhausted: ResourceExhaustedMeaning,
         redactor: &Redactor,
     ) -> StorageError {
-        let redacted = |text: &str| printable(&redactor.redact(text));
+        let redacted = |text: &str| redactor.printable(text);
         let unknown = StorageError::with_unknown_effect;
         match self {
             Self::Rpc(RpcError::Status(code, message)) => StorageError {

@@ -74,7 +74,7 @@ impl fmt::Display for DurationText {
 
 /// Formats text for events, logs and errors: replaces control and format characters
 /// ([`is_control_or_format`]) with spaces, and truncates a text of more than 1,000 bytes at a character
-/// boundary.
+/// boundary. Redact secrets before: a truncated one is not recognised.
 pub fn printable(text: &str) -> String {
     let mut shown = String::with_capacity(text.len().min(MAX_MESSAGE_BYTES));
     for c in text.chars() {
@@ -82,9 +82,19 @@ pub fn printable(text: &str) -> String {
             shown.push('…');
             break;
         }
-        shown.push(if is_control_or_format(c) { ' ' } else { c });
+        shown.push(shown_char(c));
     }
     shown
+}
+
+/// Replaces control and format characters ([`is_control_or_format`]) with spaces. The text keeps its length,
+/// so that its secrets can still be redacted before it is shown ([`printable`]).
+pub fn one_line(text: &str) -> String {
+    text.chars().map(shown_char).collect()
+}
+
+fn shown_char(c: char) -> char {
+    if is_control_or_format(c) { ' ' } else { c }
 }
 
 /// Formats text for terminals: escapes control and format characters ([`is_control_or_format`]) as `\u{1b}`.

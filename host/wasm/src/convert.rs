@@ -17,10 +17,7 @@ use crate::bindings::{
         capacity, expansion, group_snapshots, identity, listing, publishing, snapshots, volumes,
     },
 };
-use cofferdam_backend::{
-    ContractViolation, Redactor,
-    checks::{self, printable},
-};
+use cofferdam_backend::{ContractViolation, Redactor, checks};
 
 type Pairs = Vec<(String, String)>;
 
@@ -211,7 +208,7 @@ pub(crate) fn volume_status(
         published_node_ids: status.published_nodes.into_iter().map(NodeId::from).collect(),
         condition: status.condition.map(|condition| VolumeCondition {
             abnormal: condition.abnormal,
-            message: redacted(&condition.message, redactor),
+            message: redactor.printable(&condition.message),
         }),
         changed_at_ms: status.changed_at_ms,
     })
@@ -267,24 +264,15 @@ pub(crate) fn capacity(report: capacity::CapacityReport) -> Capacity {
 pub(crate) fn validation(validation: volumes::Validation, redactor: &Redactor) -> Validation {
     match validation {
         volumes::Validation::Confirmed => Validation::Confirmed,
-        volumes::Validation::Refused(message) => Validation::Refused(redacted(&message, redactor)),
+        volumes::Validation::Refused(message) => Validation::Refused(redactor.printable(&message)),
     }
 }
 
 pub(crate) fn readiness(readiness: identity::Readiness, redactor: &Redactor) -> Readiness {
     match readiness {
         identity::Readiness::Ready => Readiness::Ready,
-        identity::Readiness::NotReady(message) => Readiness::NotReady(redacted(&message, redactor)),
+        identity::Readiness::NotReady(message) => Readiness::NotReady(redactor.printable(&message)),
     }
-}
-
-/// Most bytes of a guest's message that are redacted and shown; [`printable`] shows fewer. The guest does not
-/// determine the host's work for a message.
-const MAX_MESSAGE_BYTES: usize = 16 << 10;
-
-/// A guest's message without the call's secrets. Redacts before it cuts: a cut could leave half a secret.
-pub(crate) fn redacted(text: &str, redactor: &Redactor) -> String {
-    printable(&redactor.redact_start(text, MAX_MESSAGE_BYTES))
 }
 
 pub(crate) fn description(description: identity::Description) -> Description {
@@ -321,7 +309,7 @@ pub(crate) fn storage_error(error: wit::StorageError, redactor: &Redactor) -> St
             wit::ErrorKind::DataLoss => ErrorKind::DataLoss,
             wit::ErrorKind::Unknown => ErrorKind::Unknown,
         },
-        message: redacted(&error.message, redactor),
+        message: redactor.printable(&error.message),
         retry_after_ms: error.retry_after_ms,
         finality: match error.finality {
             wit::Finality::Final => Finality::Final,

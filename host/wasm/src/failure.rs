@@ -142,7 +142,7 @@ impl CallFailure {
                 format!("the backend passed a value of more than {limit} bytes (limit `result-bytes`)"),
             ),
             Self::ContractViolation(violation) => {
-                let reason = redactor.redact(&violation.to_string()).into_owned();
+                let reason = redactor.printable(&violation.to_string());
                 unknown(ErrorKind::Internal, format!("the backend's response breaks the contract: {reason}"))
             }
             Self::SecretsNotGranted => StorageError::with_known_effect(
@@ -235,7 +235,8 @@ impl CallFailure {
 
 #[cfg(test)]
 mod tests {
-    use cofferdam_domain::storage::Finality;
+    use cofferdam_backend::checks;
+    use cofferdam_domain::storage::{Finality, Secret};
 
     use super::*;
 
@@ -290,6 +291,19 @@ mod tests {
             CallFailure::CircuitOpen(open).into_error(&Redactor::default()).retry_after_ms,
             Some(1000)
         );
+    }
+
+    #[test]
+    fn a_violation_shows_no_part_of_a_secret_in_a_long_text() {
+        let secrets = [("password".to_owned(), Secret::new("hunter2hunter2"))].into_iter().collect();
+        let redactor = Redactor::new(secrets);
+        for padding in 900..1_005 {
+            let key = format!("{}hunter2hunter2", "-".repeat(padding));
+            let twice = vec![(key.clone(), String::new()), (key, String::new())];
+            let violation = checks::unique_map("the context", twice).unwrap_err();
+            let error = CallFailure::ContractViolation(violation).into_error(&redactor);
+            assert!(!error.message.contains("hunter"), "{padding}: {}", error.message);
+        }
     }
 
     #[tokio::test]

@@ -544,7 +544,7 @@ pub(crate) async fn describe(
         initial_call(name, inner, shared_state, "identity.describe", exports::describe()).await?;
     checked_description(description, &redactor).map_err(|violation| LoadError::InvalidDescription {
         name: name.to_owned(),
-        reason: redactor.redact(&violation.to_string()).into_owned(),
+        reason: redactor.printable(&violation.to_string()),
     })
 }
 

@@ -230,7 +230,7 @@ impl CsiBackend {
             }
         }
         let redactor = Redactor::new(self.runner.secrets(&call));
-        let handle = checks::printable(&redactor.redact(volume.handle.as_str()));
+        let handle = redactor.printable(volume.handle.as_str());
         Err(StorageError::with_unknown_effect(
             ErrorKind::Internal,
             format!("volume {handle} is not handed out: {reason}; it was {cleanup_result}"),

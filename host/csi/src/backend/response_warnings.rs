@@ -80,7 +80,7 @@ impl ResponseWarnings {
     fn id_warnings(&self, field: &str, id: &str, redactor: &Redactor) -> Vec<String> {
         let max_bytes = ResponseLimits::CSI_SPEC.max_id_bytes;
         let secret_warning = redactor.contains_long_secret(id).then(|| {
-            let id = redacted(redactor, id);
+            let id = redactor.printable(id);
             format!("a secret of the call in the {field} {id:?}, which everybody can read")
         });
         secret_warning
@@ -95,7 +95,7 @@ impl ResponseWarnings {
             redactor.contains_long_secret(key) || redactor.contains_long_secret(value)
         };
         let has_secret = map.iter().filter(has_secret).map(|(key, _)| {
-            let key = redacted(redactor, key);
+            let key = redactor.printable(key);
             format!("a secret of the call in the {field} under the key {key:?}, where everybody can read it")
         });
         has_secret.chain(self.length_warning(field, bytes, max_bytes, &self.logged.long_map)).collect()
@@ -123,10 +123,6 @@ impl ResponseWarnings {
         let is_first = bytes > max_bytes && !logged.swap(true, Ordering::Relaxed);
         is_first.then(|| format!("a {field} of {bytes} bytes; CSI allows {max_bytes}"))
     }
-}
-
-fn redacted(redactor: &Redactor, text: &str) -> String {
-    printable(&redactor.redact(text))
 }
 
 #[cfg(test)]

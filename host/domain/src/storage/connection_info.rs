@@ -16,7 +16,7 @@ use serde::{
 };
 
 use super::{ConnectionInfo, ContentSource, Parameters, total_bytes};
-use crate::{names, text::printable};
+use crate::{names, text::one_line};
 
 /// The only supported version of the encoding.
 pub const FORMAT_VERSION: u32 = 1;
@@ -76,7 +76,7 @@ pub enum InvalidConnectionInfo {
     /// The kind is empty, too long, or has the wrong syntax.
     #[error("the connection info's kind is {kind:?}; expected up to {MAX_KIND_BYTES} of a-z, 0-9 and -")]
     Kind {
-        /// The kind, printable.
+        /// The kind, on one line.
         kind: String,
     },
     /// The keys and values of the fields together are too large.
@@ -125,7 +125,7 @@ impl ConnectionInfo {
         max_fields_bytes: usize,
     ) -> Result<(), InvalidConnectionInfo> {
         if !is_valid_kind(&self.kind) {
-            return Err(InvalidConnectionInfo::Kind { kind: printable(&self.kind) });
+            return Err(InvalidConnectionInfo::Kind { kind: one_line(&self.kind) });
         }
         let bytes = total_bytes(&self.fields);
         if bytes > max_fields_bytes {
@@ -167,7 +167,7 @@ pub fn decode(document: &str) -> Result<ConnectionInfo, ConnectionInfoError> {
     if document.len() > MAX_ENCODED_BYTES {
         return Err(ConnectionInfoError::TooLarge { found: document.len() });
     }
-    let malformed = |error: serde_json::Error| ConnectionInfoError::Malformed(printable(&error.to_string()));
+    let malformed = |error: serde_json::Error| ConnectionInfoError::Malformed(one_line(&error.to_string()));
     let VersionHeader { version } = serde_json::from_str(document).map_err(malformed)?;
     match version {
         1 => {}

@@ -18,8 +18,8 @@ use cofferdam_node::{ConnectionKind, NodeConnection};
 
 use crate::message::assert_printable;
 
-/// Most bytes of a message: a quoted text of 1,000 bytes, escaped, with the words around it.
-const MAX_MESSAGE_BYTES: usize = 4_000;
+/// Most bytes of a message: a quoted text of the encoding, escaped, with the words around it.
+const MAX_MESSAGE_BYTES: usize = 16 * MAX_ENCODED_BYTES;
 
 /// Decodes the input as encoded connection info, and encodes connection info that is made of its lines.
 ///

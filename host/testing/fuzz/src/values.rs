@@ -72,8 +72,9 @@ fn check_result<T: Debug + PartialEq>(
         }
         Err(violation) => {
             let message = violation.to_string();
-            assert_printable(&message, MAX_MESSAGE_BYTES);
-            check_no_secret(&redactor.redact(&message));
+            let shown = redactor.printable(&message);
+            assert_printable(&shown, MAX_MESSAGE_BYTES);
+            check_no_secret(&shown);
             let is_secret = matches!(
                 violation,
                 ContractViolation::SecretInMap { .. } | ContractViolation::SecretInId { .. }

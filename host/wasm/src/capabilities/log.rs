@@ -2,10 +2,7 @@
 
 use wasmtime::component::HasData;
 
-use crate::{
-    bindings::cofferdam::storage::log::{Host, Level as GuestLevel},
-    convert,
-};
+use crate::bindings::cofferdam::storage::log::{Host, Level as GuestLevel};
 use cofferdam_backend::Redactor;
 
 /// Target of guests' lines, so that a filter can choose them.
@@ -78,7 +75,7 @@ impl Host for LogView<'_> {
         if !self.log.try_charge(bytes) {
             return Ok(());
         }
-        let shown = |text: &str| convert::redacted(text, self.redactor);
+        let shown = |text: &str| self.redactor.printable(text);
         let mut line = shown(&message);
         for (key, value) in &fields {
             line.push_str(&format!(" {}={:?}", shown(key), shown(value)));

@@ -84,7 +84,7 @@ impl Host for HttpView<'_> {
         };
         Ok(answer.map_err(|failed| HttpError {
             failure: failed.failure,
-            message: printable(&self.context.redactor.redact(&failed.message)),
+            message: self.context.redactor.printable(&failed.message),
             maybe_sent: failed.maybe_sent,
         }))
     }
@@ -93,7 +93,7 @@ impl Host for HttpView<'_> {
 impl HttpView<'_> {
     /// Method, origin and path of a request. It omits the query, which may have a signature.
     fn describe(&self, request: &OutgoingRequest) -> String {
-        let path = printable(&self.context.redactor.redact(request.path.path()));
+        let path = self.context.redactor.printable(request.path.path());
         format!("{} {}{path}", request.method, request.target.origin)
     }
 }

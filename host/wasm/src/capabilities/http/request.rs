@@ -4,7 +4,7 @@ use std::{sync::Arc, time::Duration};
 
 use base64::{Engine as _, engine::general_purpose::STANDARD};
 use bytes::Bytes;
-use cofferdam_backend::Redactor;
+use cofferdam_backend::{MAX_DERIVED_SECRETS, Redactor};
 use cofferdam_domain::storage::Secret;
 use http::{HeaderMap, HeaderName, HeaderValue, Method, Uri, header, uri::PathAndQuery};
 use wasmtime::component::ResourceTable;
@@ -29,8 +29,6 @@ const MAX_HEADERS: usize = 128;
 
 /// Parts of the names of headers with credentials, such as `X-Auth-Token` and `X-API-Key`.
 const TOKEN_HEADER_PARTS: [&str; 5] = ["token", "auth", "session", "secret", "api-key"];
-/// Error of a request after too many different credentials.
-const TOO_MANY_CREDENTIALS: &str = "too many names and passwords in one call; expected at most 64";
 
 type HeaderList = Vec<(String, String)>;
 
@@ -169,7 +167,9 @@ impl RequestBuilder<'_> {
                 let pair = Zeroizing::new(format!("{user}:{password}"));
                 let encoded = Zeroizing::new(STANDARD.encode(pair.as_bytes()));
                 if !self.redactor.add_secret(Secret::new(encoded.as_str())) {
-                    return Ok(Err(invalid_request(TOO_MANY_CREDENTIALS.to_owned())));
+                    return Ok(Err(invalid_request(format!(
+                        "too many names and passwords in one call; expected at most {MAX_DERIVED_SECRETS}"
+                    ))));
                 }
                 (header::AUTHORIZATION, Zeroizing::new(format!("Basic {}", encoded.as_str())))
             }
