@@ -3,7 +3,7 @@
 //! These types validate only the text. On Linux, the [`Mounter`](crate::Mounter) opens each path relative to
 //! its root's file descriptor, with `RESOLVE_BENEATH` and without following symbolic links below the root.
 
-use std::fmt;
+use std::{fmt, path::Path};
 
 use crate::error::NodeError;
 
@@ -110,6 +110,14 @@ pub struct RootedPath {
     pub root: String,
     /// The path relative to the root.
     pub relative_path: RelativePath,
+}
+
+impl RootedPath {
+    /// Returns true if both paths are the same, or one is below the other. Links are not resolved.
+    pub(crate) fn overlaps(&self, other: &Self) -> bool {
+        let (own, other) = (self.to_string(), other.to_string());
+        Path::new(&own).starts_with(&other) || Path::new(&other).starts_with(&own)
+    }
 }
 
 impl fmt::Display for RootedPath {

@@ -83,7 +83,14 @@ impl StableIdPattern {
         Ok(Self(pattern))
     }
 
+    /// A partition matches only a pattern whose last part names partitions: `wwn-0x5000*` stands for disks.
     fn matches(&self, id: &str) -> bool {
+        let names_partitions = self.0.rsplit('*').next().is_some_and(|last| last.contains(PARTITION))
+            || self.0.ends_with(&format!("{PARTITION}*"));
+        (names_partitions || !is_partition(id)) && self.matches_text(id)
+    }
+
+    fn matches_text(&self, id: &str) -> bool {
         let mut parts = self.0.split('*');
         let Some(mut rest) = parts.next().and_then(|first| id.strip_prefix(first)) else {
             return false;
@@ -99,6 +106,15 @@ impl StableIdPattern {
         }
         rest.ends_with(last)
     }
+}
+
+/// Text before the number of a partition in `/dev/disk/by-id`.
+const PARTITION: &str = "-part";
+
+/// Returns true if a stable id is that of a partition, such as `wwn-0x5000c500a-part1`.
+fn is_partition(id: &str) -> bool {
+    id.rsplit_once(PARTITION)
+        .is_some_and(|(_, number)| !number.is_empty() && number.bytes().all(|byte| byte.is_ascii_digit()))
 }
 
 impl<'de> Deserialize<'de> for StableIdPattern {
@@ -125,6 +141,10 @@ pub struct NodePolicy {
     pub connection_kinds: BTreeSet<ConnectionKind>,
     /// Root of the paths of kind `directory`: an absolute path. `None` unless the kind is allowed.
     pub directory_root: Option<String>,
+    /// True if volumes may have the same directory, or directories one below the other. Otherwise a driver,
+    /// or the editor of a volume, could give the volume the directory of another one that is in use.
+    #[serde(default)]
+    pub shared_directories: bool,
     /// Root of the paths of kind `image`: an absolute path. `None` unless the kind is allowed.
     pub image_root: Option<String>,
     /// Allowed stable ids of kind `local-device`.
@@ -157,6 +177,7 @@ impl Default for NodePolicy {
         Self {
             connection_kinds: BTreeSet::new(),
             directory_root: None,
+            shared_directories: false,
             image_root: None,
             stable_ids: Vec::new(),
             tmpfs_max_bytes: None,
@@ -218,39 +239,51 @@ impl NodePolicy {
         }
     }
 
+    /// Returns the path of a volume's directory or image; `None` for other kinds, and for a kind without a
+    /// root.
+    pub(crate) fn rooted_path(&self, connection: &NodeConnection) -> Option<RootedPath> {
+        let (root, path) = match connection {
+            NodeConnection::Directory { path } => (&self.directory_root, path),
+            NodeConnection::Image { path } => (&self.image_root, path),
+            NodeConnection::Tmpfs { .. } | NodeConnection::LocalDevice { .. } | NodeConnection::None => {
+                return None;
+            }
+        };
+        let root = root.as_ref()?.trim_end_matches('/').to_owned();
+        Some(RootedPath { root, relative_path: path.clone() })
+    }
+
     /// Returns the connector for connection info that the policy allows. Every allow/deny decision about
     /// connection info is made here. Connectors check the capability, the filesystem and the mount options of
     /// a request, and the size to which a tmpfs is expanded.
     ///
     /// # Errors
     /// [`NodeError::Denied`] unless the policy allows it.
-    pub(crate) fn connector(&self, connection: NodeConnection) -> Result<Box<dyn Connector>, NodeError> {
+    pub(crate) fn connector(&self, connection: &NodeConnection) -> Result<Box<dyn Connector>, NodeError> {
         let kind = connection.kind();
         let denied = |subject: String| NodeError::Denied(format!("{subject} is not allowed on this node"));
         if !self.connection_kinds.contains(&kind) {
             return Err(denied(format!("the connection info {kind}")));
         }
-        let rooted = |root: &Option<String>, path| match root {
-            Some(root) => Ok(RootedPath { root: root.trim_end_matches('/').to_owned(), relative_path: path }),
-            None => Err(denied(format!("the connection info {kind} without a root"))),
+        let rooted = || {
+            let path = self.rooted_path(&connection);
+            path.ok_or_else(|| denied(format!("the connection info {kind} without a root")))
         };
         Ok(match connection {
-            NodeConnection::Directory { path } => {
-                Box::new(DirectoryConnector(rooted(&self.directory_root, path)?))
-            }
-            NodeConnection::Image { path } => Box::new(ImageConnector(rooted(&self.image_root, path)?)),
+            NodeConnection::Directory { .. } => Box::new(DirectoryConnector(rooted()?)),
+            NodeConnection::Image { .. } => Box::new(ImageConnector(rooted()?)),
             NodeConnection::Tmpfs { size } => {
                 let max_bytes = self.tmpfs_max_bytes.unwrap_or_default();
-                if size > max_bytes {
+                if *size > max_bytes {
                     return Err(denied(format!("memory of {size} bytes, above {max_bytes},")));
                 }
-                Box::new(TmpfsConnector { size, max_size: max_bytes })
+                Box::new(TmpfsConnector { size: *size, max_size: max_bytes })
             }
             NodeConnection::LocalDevice { stable_id } => {
-                if !self.stable_ids.iter().any(|pattern| pattern.matches(&stable_id)) {
+                if !self.stable_ids.iter().any(|pattern| pattern.matches(stable_id)) {
                     return Err(denied(format!("the device {stable_id:?}")));
                 }
-                Box::new(LocalDeviceConnector(stable_id))
+                Box::new(LocalDeviceConnector(stable_id.clone()))
             }
             NodeConnection::None => Box::new(NoneConnector),
         })
@@ -277,6 +310,13 @@ mod tests {
             ("a*b*b",        "ab",              false),
             ("a*a",          "a",               false),
             ("a*ab",         "ab",              false),
+            ("wwn-*",        "wwn-0x5-part1",   false),
+            ("wwn-*-part1",  "wwn-0x5-part1",   true),
+            ("wwn-*-part1",  "wwn-0x5-part11",  false),
+            ("wwn-*-part*",  "wwn-0x5-part11",  true),
+            ("wwn-0x5-part2", "wwn-0x5-part2",  true),
+            ("wwn-*",        "wwn-x-partition", true),
+            ("wwn-*",        "wwn-x-part",      true),
         ];
         for (pattern, id, expected) in table {
             assert_eq!(StableIdPattern::new(pattern).unwrap().matches(id), expected, "{pattern} {id}");

@@ -83,7 +83,10 @@ impl Mounter for LinuxMounter {
     fn image_file(&self, path: &RootedPath) -> Result<(FileId, u64)> {
         let stat = paths::stat(path, paths::open_rooted(path)?)?;
         match paths::path_kind(&stat) {
-            PathKind::File(size) => Ok((paths::file_id(&stat), size)),
+            PathKind::File(size) => {
+                paths::ensure_protected(path, &stat)?;
+                Ok((paths::file_id(&stat), size))
+            }
             PathKind::Directory | PathKind::Device(_) | PathKind::Other => {
                 Err(MounterError::FailedPrecondition(format!("{path} is not a regular file")))
             }

@@ -7,12 +7,13 @@ use rustix::{
     fd::{AsFd, OwnedFd},
     fs::{FileType, Mode, OFlags, ResolveFlags, Stat, fstat, open, openat2},
     io::Errno,
+    process::geteuid,
 };
 
 use crate::{
     error::MounterError,
     file::{FileId, PathKind},
-    path::{KubeletPath, RootedPath},
+    path::{KubeletPath, RelativePath, RootedPath},
 };
 
 pub(super) type Result<T> = std::result::Result<T, MounterError>;
@@ -46,6 +47,39 @@ pub(super) fn open_rooted(path: &RootedPath) -> Result<OwnedFd> {
     let root = open_root(&path.root)?;
     openat2(root, path.relative_path.as_str(), PATH_FD, Mode::empty(), STRICT_RESOLVE | ResolveFlags::NO_XDEV)
         .map_err(|error| errno_error(path, error))
+}
+
+/// Checks that only this process's user, which is root, can change an image other than by its loop device: the
+/// kernel trusts the blocks of a mounted filesystem. `stat` is that of the image.
+pub(super) fn ensure_protected(path: &RootedPath, stat: &Stat) -> Result<()> {
+    if stat.st_nlink != 1 {
+        return Err(MounterError::FailedPrecondition(format!(
+            "the image {path} has {} links: expected one",
+            stat.st_nlink
+        )));
+    }
+    ensure_only_owner_writes(path, stat)?;
+    let mut parent = path.relative_path.split_parent().0;
+    while let Some(name) = parent {
+        let relative_path =
+            RelativePath::parse(name).map_err(|error| MounterError::Failed(error.to_string()))?;
+        let directory = RootedPath { root: path.root.clone(), relative_path };
+        ensure_only_owner_writes(&directory, &self::stat(&directory, open_rooted(&directory)?)?)?;
+        parent = name.rsplit_once('/').map(|(parent, _)| parent);
+    }
+    Ok(())
+}
+
+fn ensure_only_owner_writes(path: &RootedPath, stat: &Stat) -> Result<()> {
+    let (mode, owner, expected) = (Mode::from_raw_mode(stat.st_mode), stat.st_uid, geteuid().as_raw());
+    if owner == expected && !mode.intersects(Mode::WGRP | Mode::WOTH) {
+        return Ok(());
+    }
+    Err(MounterError::FailedPrecondition(format!(
+        "{path} has the owner {owner} and the mode {:o}: expected the owner {expected}, and no write \
+         permission for others",
+        mode.as_raw_mode()
+    )))
 }
 
 /// Opens the parent directory of a path. A directory directly below kubelet's root, such as `pods`, may be a
@@ -124,4 +158,44 @@ pub(super) fn path_kind(stat: &Stat) -> PathKind {
 
 pub(super) fn stat(object: impl std::fmt::Display, descriptor: impl AsFd) -> Result<Stat> {
     fstat(descriptor).map_err(|error| errno_error(object, error))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{fs, os::unix::fs::PermissionsExt as _, path::Path};
+
+    use super::*;
+
+    #[test]
+    fn an_image_that_others_can_change_is_rejected() {
+        let root = tempfile::TempDir::new().unwrap();
+        let set_mode =
+            |path: &Path, mode| fs::set_permissions(path, fs::Permissions::from_mode(mode)).unwrap();
+        let (directory, image) = (root.path().join("pool"), root.path().join("pool/image"));
+        fs::create_dir(&directory).unwrap();
+        fs::write(&image, "data").unwrap();
+        set_mode(&directory, 0o755);
+        set_mode(&image, 0o644);
+        let path = RootedPath {
+            root: root.path().to_str().unwrap().to_owned(),
+            relative_path: RelativePath::parse("pool/image").unwrap(),
+        };
+        let check = || ensure_protected(&path, &stat(&path, open_rooted(&path).unwrap()).unwrap());
+        check().unwrap();
+        for (changed, mode, restored) in [
+            (&image, 0o664, 0o644),
+            (&image, 0o646, 0o644),
+            (&directory, 0o775, 0o755),
+            (&directory, 0o777, 0o755),
+        ] {
+            set_mode(changed, mode);
+            let error = check().unwrap_err().to_string();
+            assert!(error.contains(&format!("{mode:o}: expected the owner ")), "{error}");
+            set_mode(changed, restored);
+        }
+        check().unwrap();
+        fs::hard_link(&image, root.path().join("link")).unwrap();
+        let error = check().unwrap_err().to_string();
+        assert!(error.ends_with("has 2 links: expected one"), "{error}");
+    }
 }

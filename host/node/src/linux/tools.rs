@@ -1,11 +1,20 @@
 //! External tools. They are located at start in the system directories. Their environment has only `PATH` and
-//! `LC_ALL`.
+//! `LC_ALL`. Their time and the size of their output are limited: a pod can write any content to a device.
 
 use std::{
     collections::BTreeMap,
     ffi::OsStr,
+    io::{self, Read},
     path::{Path, PathBuf},
-    process::{Command, Stdio},
+    process::{Child, Command, ExitStatus, Stdio},
+    sync::mpsc,
+    thread,
+    time::Duration,
+};
+
+use rustix::{
+    event::{PollFd, PollFlags, Timespec, poll},
+    process::{Pid, PidfdFlags, pidfd_open},
 };
 
 use super::{error::MounterSetupError, paths::Result};
@@ -14,6 +23,10 @@ use crate::{connection::ConnectionKind, error::MounterError, filesystem::Filesys
 const TOOL_DIRECTORIES: [&str; 4] = ["/usr/sbin", "/sbin", "/usr/bin", "/bin"];
 /// Maximum length of the standard error that an error message includes, in characters.
 const MAX_STDERR_BYTES: usize = 512;
+/// Largest output of a tool, in bytes of each stream.
+const MAX_OUTPUT_BYTES: u64 = 1 << 20;
+/// Longest wait for the end of a tool after SIGKILL. A process that waits for a device does not end.
+const KILL_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// An external tool.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -37,6 +50,14 @@ impl Tool {
             Self::Resize2fs => "resize2fs",
             Self::MkfsXfs => "mkfs.xfs",
             Self::XfsGrowfs => "xfs_growfs",
+        }
+    }
+
+    /// Longest time of one run. A check or a change of a large filesystem takes many minutes.
+    const fn time_limit(self) -> Duration {
+        match self {
+            Self::Losetup | Self::Blkid | Self::XfsGrowfs => Duration::from_secs(120),
+            Self::MkfsExt4 | Self::MkfsXfs | Self::E2fsck | Self::Resize2fs => Duration::from_secs(3600),
         }
     }
 }
@@ -94,21 +115,17 @@ impl Tools {
         Ok(Self(needed.into_iter().filter_map(|tool| Some((tool, find_path(&tool)?))).collect()))
     }
 
-    /// Runs a tool and waits until it ends, without a timeout. Fails if the tool was not located or cannot be
-    /// started, but not because of its exit code or a signal.
+    /// Runs a tool and waits until it ends. Fails if the tool was not located, cannot be started, exceeds its
+    /// time limit or has too much output, but not because of its exit code or a signal.
     pub(super) fn run<A: AsRef<OsStr>>(&self, tool: Tool, arguments: &[A]) -> Result<ToolOutput> {
         let name = tool.name();
         let tool_error = |problem: String| MounterError::Failed(format!("{name}: {problem}"));
         let path = self.0.get(&tool).ok_or_else(|| tool_error("not located at start".to_owned()))?;
-        let output = Command::new(path)
-            .args(arguments)
-            .env_clear()
-            // mkfs.* and fsck.* start other programs.
-            .env("PATH", TOOL_DIRECTORIES.join(":"))
-            .env("LC_ALL", "C")
-            .stdin(Stdio::null())
-            .output()
-            .map_err(|error| tool_error(error.to_string()))?;
+        let mut command = Command::new(path);
+        // mkfs.* and fsck.* start other programs.
+        command.args(arguments).env_clear().env("PATH", TOOL_DIRECTORIES.join(":")).env("LC_ALL", "C");
+        let output =
+            run_limited(&mut command, tool.time_limit()).map_err(|error| tool_error(error.to_string()))?;
         let stderr = String::from_utf8_lossy(&output.stderr);
         let stderr = stderr.split_whitespace().collect::<Vec<_>>().join(" ");
         let stderr: String =
@@ -136,9 +153,91 @@ impl Tools {
     }
 }
 
+/// The end of a process, and the beginning of its output.
+struct LimitedOutput {
+    status: ExitStatus,
+    stdout: Vec<u8>,
+    stderr: Vec<u8>,
+}
+
+/// Runs a command without input. Kills it after `limit`.
+///
+/// # Errors
+/// If it cannot be started, runs longer, or its standard output has more than [`MAX_OUTPUT_BYTES`].
+fn run_limited(command: &mut Command, limit: Duration) -> io::Result<LimitedOutput> {
+    let mut child = command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn()?;
+    let (stdout, stderr) = (read_limited(child.stdout.take()), read_limited(child.stderr.take()));
+    if !wait_for_end(&child, limit)? {
+        child.kill()?;
+        if wait_for_end(&child, KILL_TIMEOUT)? {
+            child.wait()?;
+        }
+        return Err(io::Error::new(
+            io::ErrorKind::TimedOut,
+            format!("still running after {limit:?}: killed"),
+        ));
+    }
+    let status = child.wait()?;
+    // A program that the tool has started may keep the pipes open.
+    let output = |receiver: mpsc::Receiver<Vec<u8>>| receiver.recv_timeout(KILL_TIMEOUT).unwrap_or_default();
+    let (stdout, stderr) = (output(stdout), output(stderr));
+    if u64::try_from(stdout.len()).is_ok_and(|bytes| bytes > MAX_OUTPUT_BYTES) {
+        let message = format!("its output has more than {MAX_OUTPUT_BYTES} bytes");
+        return Err(io::Error::new(io::ErrorKind::InvalidData, message));
+    }
+    Ok(LimitedOutput { status, stdout, stderr })
+}
+
+/// Waits until a process has ended, and returns true; false after `limit`.
+fn wait_for_end(child: &Child, limit: Duration) -> io::Result<bool> {
+    let id = Pid::from_raw(child.id().cast_signed()).ok_or(io::ErrorKind::InvalidInput)?;
+    let process = pidfd_open(id, PidfdFlags::empty())?;
+    let limit = Timespec::try_from(limit).map_err(io::Error::other)?;
+    loop {
+        match poll(&mut [PollFd::new(&process, PollFlags::IN)], Some(&limit)) {
+            Err(rustix::io::Errno::INTR) => {}
+            ready => return Ok(ready? > 0),
+        }
+    }
+}
+
+/// Reads a stream to its end in a thread, and sends its first bytes: at most one more than
+/// [`MAX_OUTPUT_BYTES`].
+fn read_limited(stream: Option<impl Read + Send + 'static>) -> mpsc::Receiver<Vec<u8>> {
+    let (sender, receiver) = mpsc::channel();
+    thread::spawn(move || {
+        let Some(mut stream) = stream else { return };
+        let mut bytes = Vec::new();
+        let read = stream.by_ref().take(MAX_OUTPUT_BYTES + 1).read_to_end(&mut bytes);
+        // The process must not wait for a full pipe.
+        let _ = read.and_then(|_| io::copy(&mut stream, &mut io::sink()));
+        let _ = sender.send(bytes);
+    });
+    receiver
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_tool_that_runs_too_long_is_killed() {
+        let started =
+            thread::spawn(|| run_limited(Command::new("sleep").arg("3600"), Duration::from_millis(50)));
+        let error = started.join().unwrap().map(|output| output.status).unwrap_err();
+        assert_eq!(error.to_string(), "still running after 50ms: killed");
+    }
+
+    #[test]
+    fn the_output_of_a_tool_is_limited() {
+        let run =
+            |script: &str| run_limited(Command::new("sh").args(["-c", script]), Duration::from_secs(60));
+        let output = run("echo out; head -c 3000000 /dev/zero >&2; exit 3").unwrap();
+        assert_eq!((output.status.code(), output.stdout.as_slice()), (Some(3), b"out\n".as_slice()));
+        assert_eq!(output.stderr.len(), usize::try_from(MAX_OUTPUT_BYTES).unwrap() + 1);
+        let error = run("head -c 3000000 /dev/zero").map(|output| output.status).unwrap_err();
+        assert_eq!(error.to_string(), "its output has more than 1048576 bytes");
+    }
 
     #[test]
     fn programs_that_the_policy_needs_and_the_node_lacks_are_named() {

@@ -65,7 +65,7 @@ impl<M: Mounter> NodeVolumes<M> {
     fn try_stage(&self, request: &StageRequest, path: &KubeletPath) -> Result<(), NodeError> {
         let connection = NodeConnection::parse(&request.connection_info)
             .map_err(|error| NodeError::Invalid(error.to_string()))?;
-        let connector = self.policy.connector(connection)?;
+        let connector = self.policy.connector(&connection)?;
         connector.check_capability(&request.capability)?;
         match self.inspect(path)?.map(|found| found.kind) {
             Some(PathKind::Directory) => {}
@@ -93,7 +93,12 @@ impl<M: Mounter> NodeVolumes<M> {
         let others = self.mounter.records().step("read the volumes' records")?;
         let others = others.all_or_error().step("read the volumes' records")?;
         let mut record = self.prepare_record(request, path, &others)?;
+        let known_storage = (record.image_id, record.device_number);
         connector.identify(&self.mounter, &mut record)?;
+        if known_storage != (record.image_id, record.device_number) {
+            // An image or device that was put in the place of another one has no interrupted format.
+            record.format_in_progress = false;
+        }
         self.check_exclusive(&record, &others, &active)?;
         let existing = others.iter().find(|other| other.volume == record.volume);
         if existing != Some(&record) {
@@ -183,11 +188,12 @@ impl<M: Mounter> NodeVolumes<M> {
         // The storage is the same, and may still hold the interrupted format, which a retry may overwrite.
         let format_in_progress =
             existing.format_in_progress && existing.connection_info == new_record.connection_info;
-        Ok(VolumeRecord { format_in_progress, ..new_record })
+        let (image_id, device_number) = (existing.image_id, existing.device_number);
+        Ok(VolumeRecord { format_in_progress, image_id, device_number, ..new_record })
     }
 
-    /// Rejects a staging path, an image or a device that another volume uses: a volume that is mounted, or
-    /// that has a stage or unstage call in flight.
+    /// Rejects a staging path, a directory, an image or a device that another volume uses: a volume that is
+    /// mounted, or that has a stage or unstage call in flight. The policy may allow shared directories.
     fn check_exclusive(
         &self,
         record: &VolumeRecord,
@@ -197,7 +203,8 @@ impl<M: Mounter> NodeVolumes<M> {
         for other in others.iter().filter(|other| other.volume != record.volume) {
             let is_shared = (record.image_id.is_some() && record.image_id == other.image_id)
                 || (record.device_number.is_some() && record.device_number == other.device_number)
-                || record.staging_path == other.staging_path;
+                || record.staging_path == other.staging_path
+                || self.share_directory(record, other);
             let is_live = || -> Result<bool, NodeError> {
                 Ok(active.contains(&other.volume)
                     || self.staged_mount(other)?.is_some()
@@ -210,6 +217,17 @@ impl<M: Mounter> NodeVolumes<M> {
             }
         }
         Ok(())
+    }
+
+    /// Returns true if two volumes have the same path, or one of them a path in the directory of the other,
+    /// unless the policy allows it.
+    fn share_directory(&self, record: &VolumeRecord, other: &VolumeRecord) -> bool {
+        let path = |record: &VolumeRecord| {
+            let connection = NodeConnection::parse(record.connection_info.as_ref()?).ok()?;
+            self.policy.rooted_path(&connection)
+        };
+        !self.policy.shared_directories
+            && path(record).zip(path(other)).is_some_and(|(own, other)| own.overlaps(&other))
     }
 
     /// Unstages a volume. Succeeds if the volume is not staged. No stored data is removed, but the content of

@@ -115,7 +115,7 @@ impl<M: Mounter> NodeVolumes<M> {
                     .to_owned(),
             ));
         }
-        let connector = self.policy.connector(connection)?;
+        let connector = self.policy.connector(&connection)?;
         let (path, _) = self.staged_mount(&record)?.ok_or_else(|| {
             NodeError::FailedPrecondition("the volume is not staged on this node".to_owned())
         })?;

@@ -183,6 +183,47 @@ fn two_volumes_never_share_storage() {
 }
 
 #[test]
+fn directories_are_shared_only_if_the_policy_says_so() {
+    let directory = |path: &str| connection_info("directory", &[("path", path)]);
+    for path in ["one", "one/below", "other"] {
+        let node = test_node();
+        node.mounter().host().create_directories("/srv/directories/one/below").unwrap();
+        node.mounter().host().create_directories("/srv/directories/other").unwrap();
+        make_directory_and_stage(&node, &stage_request("v", directory("one"), single_writer())).unwrap();
+        let second = stage_request("w", directory(path), single_writer());
+        let result = make_directory_and_stage(&node, &second).map_err(|error| error.kind());
+        assert_eq!(result.err(), (path != "other").then_some(ErrorKind::FailedPrecondition), "{path}");
+        // The directory of the first volume is below that of the third one.
+        let third = stage_request("x", directory("one"), single_writer());
+        if path == "other" {
+            node.unstage("v", &staging_path("v")).unwrap();
+            make_directory_and_stage(&node, &third).unwrap();
+        }
+        let node = restart(node, NodePolicy { shared_directories: true, ..policy() });
+        node.stage(&second).unwrap();
+    }
+}
+
+#[test]
+fn an_image_in_the_directory_of_another_volume_is_rejected() {
+    let policy = NodePolicy {
+        directory_root: Some("/srv/images/".to_owned()),
+        image_root: Some("/srv/images".to_owned()),
+        ..policy()
+    };
+    let node = restart(test_node(), policy);
+    node.mounter().host().create_directories("/srv/images/pool").unwrap();
+    let host = node.mounter().host();
+    host.add_image("/srv/images/pool/image", 16 * MIB, DeviceContent::Blank).unwrap();
+    let directory = connection_info("directory", &[("path", "pool")]);
+    make_directory_and_stage(&node, &stage_request("v", directory, single_writer())).unwrap();
+    let image = connection_info("image", &[("path", "pool/image")]);
+    let error = make_directory_and_stage(&node, &stage_request("w", image, single_writer())).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::FailedPrecondition, "{error}");
+    assert_eq!(node.mounter().host().image("/srv/images/pool/image").unwrap().format_count, 0);
+}
+
+#[test]
 fn volumes_can_be_unstaged_after_the_policy_was_tightened() {
     let node = test_node();
     make_directory_and_stage(
