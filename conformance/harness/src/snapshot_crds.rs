@@ -73,16 +73,12 @@ pub(crate) async fn serve(client: &Client, version: Served) -> Result<()> {
         let name = format!("{plural}.snapshot.storage.k8s.io");
         let definition = api.get(&name).await?;
         let versions = definition.data.pointer("/spec/versions").and_then(Value::as_array);
-        let versions = versions.with_context(|| format!("{name} has no versions"))?;
-        let changed: Vec<Value> = versions
-            .iter()
-            .map(|version| {
-                let mut changed = version.clone();
-                changed["served"] = json!((version["name"] == "v1") == is_v1);
-                changed
-            })
-            .collect();
-        let patch = json!({ "spec": { "versions": changed } });
+        let mut versions = versions.with_context(|| format!("{name} has no versions"))?.clone();
+        for version in versions.iter_mut().filter_map(Value::as_object_mut) {
+            let is_served = (version.get("name").is_some_and(|name| name == "v1")) == is_v1;
+            version.insert("served".to_owned(), is_served.into());
+        }
+        let patch = json!({ "spec": { "versions": versions } });
         api.patch(&name, &PatchParams::default(), &Patch::Merge(patch)).await?;
     }
     for (kind, resource) in resources() {

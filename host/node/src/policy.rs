@@ -266,7 +266,7 @@ impl NodePolicy {
             return Err(denied(format!("the connection info {kind}")));
         }
         let rooted = || {
-            let path = self.rooted_path(&connection);
+            let path = self.rooted_path(connection);
             path.ok_or_else(|| denied(format!("the connection info {kind} without a root")))
         };
         Ok(match connection {
