@@ -174,6 +174,11 @@ impl KubeletNode {
         &self.paths.root
     }
 
+    /// Path of containerd's socket.
+    pub(crate) fn socket(&self) -> String {
+        self.paths.socket()
+    }
+
     /// The node's name.
     #[must_use]
     pub fn name(&self) -> &str {

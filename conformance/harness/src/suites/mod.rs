@@ -3,6 +3,7 @@
 
 mod aws_ebs;
 mod cleanup;
+mod cluster;
 mod control_plane;
 mod crashes;
 mod csi_sanity;
@@ -277,6 +278,14 @@ pub const ON_REQUEST: &[Suite] = &[
         limit: MINUTE.saturating_mul(15),
         lane: SuiteLane::Main,
         run: |run| Box::pin(reload::run(run)),
+    },
+    Suite {
+        name: "cluster",
+        description: "a cluster with one node and no storage, to follow the installation guide: until it is \
+             interrupted",
+        limit: MINUTE.saturating_mul(180),
+        lane: SuiteLane::Exclusive,
+        run: |run| Box::pin(cluster::run(run)),
     },
     Suite {
         name: "external-storage",

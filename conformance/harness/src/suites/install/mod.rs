@@ -57,21 +57,10 @@ const PRINTED_DRIVER: &str = "array.example.com";
 const VERSIONS: [&str; 2] = ["v1", "v2"];
 
 pub(super) async fn run(run: &SuiteRun) -> Result<()> {
-    let options = ControlPlaneOptions {
-        controllers: Some("*".to_owned()),
-        has_scheduler: true,
-        serves_pods: true,
-        ..ControlPlaneOptions::default()
-    };
     let phases = Phases::default();
     let install = async {
-        let start = async {
-            let plane = ControlPlane::start(run, options).await?;
-            let node = KubeletNode::start_at_default_root(run, &plane, NODE).await?;
-            Ok((plane, node))
-        };
         let ((plane, node), archive) = tokio::try_join!(
-            phases.run("start of the cluster", start),
+            phases.run("start of the cluster", start_cluster(run)),
             phases.run("images", images::write(run)),
         )?;
         let kubectl = Kubectl::new(run, &plane)?;
@@ -106,6 +95,19 @@ pub(super) async fn run(run: &SuiteRun) -> Result<()> {
     };
     phases.run("end", stop).await?;
     run.add_note(&phases.note())
+}
+
+/// Starts a cluster with all controllers and one node, whose kubelet has the default root directory.
+pub(super) async fn start_cluster(run: &SuiteRun) -> Result<(ControlPlane, KubeletNode)> {
+    let options = ControlPlaneOptions {
+        controllers: Some("*".to_owned()),
+        has_scheduler: true,
+        serves_pods: true,
+        ..ControlPlaneOptions::default()
+    };
+    let plane = ControlPlane::start(run, options).await?;
+    let node = KubeletNode::start_at_default_root(run, &plane, NODE).await?;
+    Ok((plane, node))
 }
 
 /// Times of the suite's phases, in the order of their ends.
