@@ -86,7 +86,7 @@ pub(crate) async fn serve(client: &Client, version: Served) -> Result<()> {
         until(&format!("{kind} is served in {version:?} only"), TIMEOUT, async || {
             match api.list(&ListParams::default()).await {
                 Ok(_) => ensure!(is_v1, "v1 is served"),
-                Err(kube::Error::Api(status)) if status.is_not_found() => ensure!(!is_v1, "v1 is not served"),
+                Err(kube::Error::Api(status)) if status.code == 404 => ensure!(!is_v1, "v1 is not served"),
                 Err(error) => return Err(error.into()),
             }
             Ok(())
