@@ -125,6 +125,17 @@ impl Volume {
     }
 }
 
+/// A version of the NFS protocol, for [`ConnectionInfo::nfs`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum NfsVersion {
+    /// NFS 3. File locks are local to each node.
+    V3,
+    /// NFS 4.1
+    V4_1,
+    /// NFS 4.2
+    V4_2,
+}
+
 /// The kinds of connection info that Cofferdam's node plugin supports, in their first version. The operator
 /// configures which of the kinds a node accepts.
 ///
@@ -165,6 +176,25 @@ impl ConnectionInfo {
     /// A block device of the node, named by its stable link in `/dev/disk/by-id`.
     pub fn local_device(stable_id: &str) -> Self {
         Self::with_fields("local-device", &[("stable-id", stable_id)])
+    }
+
+    /// An exported directory of an NFS server. `server` is an IP address or a host name, which the node
+    /// resolves, and `path` is absolute. The operator of the node configures which servers and paths it
+    /// accepts.
+    ///
+    /// ```
+    /// use cofferdam_guest::{ConnectionInfo, types::NfsVersion};
+    ///
+    /// let info = ConnectionInfo::nfs("10.0.0.5", "/srv/volumes/a", NfsVersion::V4_2);
+    /// assert_eq!(info.kind, "nfs");
+    /// ```
+    pub fn nfs(server: &str, path: &str, version: NfsVersion) -> Self {
+        let version = match version {
+            NfsVersion::V3 => "3",
+            NfsVersion::V4_1 => "4.1",
+            NfsVersion::V4_2 => "4.2",
+        };
+        Self::with_fields("nfs", &[("server", server), ("path", path), ("version", version)])
     }
 
     fn with_fields(kind: &str, fields: &[(&str, &str)]) -> Self {

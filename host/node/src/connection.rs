@@ -5,7 +5,10 @@ use std::fmt;
 use cofferdam_domain::storage::ConnectionInfo;
 use serde::Deserialize;
 
-use crate::path::{PathError, RelativePath};
+use crate::{
+    nfs::{InvalidExport, NfsExport},
+    path::{PathError, RelativePath},
+};
 
 /// Volume context key whose value is the kind of the volume's content source: `volume` or `snapshot`. A
 /// volume with this key is never formatted.
@@ -26,13 +29,16 @@ pub enum ConnectionKind {
     Tmpfs,
     /// An existing block device of the node.
     LocalDevice,
+    /// An exported directory of an NFS server.
+    Nfs,
     /// No storage: the node mounts an empty read-only directory.
     None,
 }
 
 impl ConnectionKind {
     /// All kinds.
-    pub const ALL: [Self; 5] = [Self::Directory, Self::Image, Self::Tmpfs, Self::LocalDevice, Self::None];
+    pub const ALL: [Self; 6] =
+        [Self::Directory, Self::Image, Self::Tmpfs, Self::LocalDevice, Self::Nfs, Self::None];
 
     /// Returns the name used in connection info.
     pub const fn as_str(self) -> &'static str {
@@ -41,6 +47,7 @@ impl ConnectionKind {
             Self::Image => "image",
             Self::Tmpfs => "tmpfs",
             Self::LocalDevice => "local-device",
+            Self::Nfs => "nfs",
             Self::None => "none",
         }
     }
@@ -96,6 +103,9 @@ pub enum InvalidConnection {
     /// The path is invalid.
     #[error(transparent)]
     Path(#[from] PathError),
+    /// The NFS export is invalid.
+    #[error(transparent)]
+    Export(#[from] InvalidExport),
     /// The size is invalid.
     #[error("the connection info's size is {size:?}: expected a positive decimal number of bytes")]
     Size {
@@ -133,6 +143,8 @@ pub enum NodeConnection {
         /// The name in `/dev/disk/by-id`.
         stable_id: String,
     },
+    /// An exported directory of an NFS server.
+    Nfs(NfsExport),
     /// No storage: the node mounts an empty read-only directory.
     None,
 }
@@ -145,6 +157,7 @@ impl NodeConnection {
             Self::Image { .. } => ConnectionKind::Image,
             Self::Tmpfs { .. } => ConnectionKind::Tmpfs,
             Self::LocalDevice { .. } => ConnectionKind::LocalDevice,
+            Self::Nfs(_) => ConnectionKind::Nfs,
             Self::None => ConnectionKind::None,
         }
     }
@@ -168,6 +181,10 @@ impl NodeConnection {
             ConnectionKind::Tmpfs => Self::Tmpfs { size: parse_size(&take_field("size")?)? },
             ConnectionKind::LocalDevice => {
                 Self::LocalDevice { stable_id: parse_stable_id(take_field("stable-id")?)? }
+            }
+            ConnectionKind::Nfs => {
+                let (server, path) = (take_field("server")?, take_field("path")?);
+                Self::Nfs(NfsExport::parse(&server, &path, &take_field("version")?)?)
             }
             ConnectionKind::None => Self::None,
         };
@@ -213,16 +230,23 @@ mod tests {
                 record("local-device", 1, &[("stable-id", &stable_id)]),
                 NodeConnection::LocalDevice { stable_id },
             ),
+            (
+                record("nfs", 1, &[("server", "10.0.0.5"), ("path", "/srv/a"), ("version", "4.2")]),
+                NodeConnection::Nfs(NfsExport::parse("10.0.0.5", "/srv/a", "4.2").unwrap()),
+            ),
             (record("none", 1, &[]), NodeConnection::None),
         ];
         for (record, expected) in good {
             assert_eq!(NodeConnection::parse(&record), Ok(expected));
         }
         type Row = (&'static str, u32, &'static [(&'static str, &'static str)]);
-        let bad: [Row; 20] = [
+        let bad: [Row; 23] = [
             ("", 1, &[]),
             ("csi", 1, &[]),
             ("nfs", 1, &[]),
+            ("nfs", 1, &[("server", "10.0.0.5"), ("path", "/srv/a")]),
+            ("nfs", 1, &[("server", "10.0.0.5"), ("path", "/srv/a"), ("version", "4.2"), ("options", "a")]),
+            ("nfs", 2, &[("server", "10.0.0.5"), ("path", "/srv/a"), ("version", "4.2")]),
             ("Directory", 1, &[("path", "a")]),
             ("directory", 0, &[("path", "a")]),
             ("directory", 2, &[("path", "a")]),

@@ -20,6 +20,7 @@ mod manifest;
 mod mount_options;
 mod mount_point;
 mod mounter;
+mod nfs;
 mod node;
 mod path;
 mod policy;
@@ -43,6 +44,7 @@ pub use manifest::{DriverManifest, InvalidManifest, ManifestError, MissingTopolo
 pub use mount_options::{AccessTimes, MountOptions};
 pub use mount_point::{MountAttributes, MountPoint};
 pub use mounter::{BindSource, Mounter, PathInfo};
+pub use nfs::{InvalidExport, NfsExport, NfsRule, NfsRuleError, NfsServer, NfsVersion};
 pub use node::{ExpandRequest, NodeVolumes, PublishInlineRequest, PublishRequest, StageRequest, VolumeStats};
 pub use path::{KubeletPath, KubeletRootError, KubeletRoots, PathError, RelativePath, RootedPath};
 pub use policy::{InlinePolicy, NodePolicy, PatternError, PolicyError, StableIdPattern};

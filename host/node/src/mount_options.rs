@@ -1,6 +1,6 @@
 //! Mount options. Only the options listed here are allowed.
 
-use crate::{error::NodeError, filesystem::Filesystem, mount_point::MountAttributes};
+use crate::{error::NodeError, filesystem::Filesystem, mount_point::MountAttributes, nfs::NfsVersion};
 
 /// Parsed mount options.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -71,6 +71,35 @@ const XFS_OPTIONS: [(&str, OptionValue); 7] = [
 ];
 const TMPFS_OPTIONS: [(&str, OptionValue); 1] = [("context", OptionValue::SelinuxLabel)];
 
+/// Options of NFS. Not those that name another server, port or protocol than the connection info, such as
+/// `addr`, `mountaddr`, `port`, `proto` and `vers`.
+const NFS_OPTIONS: [(&str, OptionValue); 18] = [
+    ("hard", OptionValue::None),
+    ("soft", OptionValue::None),
+    ("softerr", OptionValue::None),
+    ("timeo", OptionValue::Number),
+    ("retrans", OptionValue::Number),
+    ("rsize", OptionValue::Number),
+    ("wsize", OptionValue::Number),
+    ("nconnect", OptionValue::Number),
+    ("acregmin", OptionValue::Number),
+    ("acregmax", OptionValue::Number),
+    ("acdirmin", OptionValue::Number),
+    ("acdirmax", OptionValue::Number),
+    ("actimeo", OptionValue::Number),
+    ("noac", OptionValue::None),
+    ("lookupcache", OptionValue::OneOf(&["all", "none", "pos", "positive"])),
+    ("nosharecache", OptionValue::None),
+    ("noresvport", OptionValue::None),
+    ("context", OptionValue::SelinuxLabel),
+];
+const NFS3_OPTIONS: [(&str, OptionValue); 3] = [
+    // Locks are local to the node with or without it.
+    ("nolock", OptionValue::None),
+    ("rdirplus", OptionValue::None),
+    ("nordirplus", OptionValue::None),
+];
+
 /// The type of a mount. It selects the allowed options.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum MountType {
@@ -78,6 +107,8 @@ pub(crate) enum MountType {
     Device(Filesystem),
     /// A tmpfs.
     Tmpfs,
+    /// An NFS export.
+    Nfs(NfsVersion),
     /// A bind mount.
     Bind,
 }
@@ -88,6 +119,8 @@ impl MountType {
             Self::Device(Filesystem::Ext4) => (&DEVICE_OPTIONS, &EXT4_OPTIONS),
             Self::Device(Filesystem::Xfs) => (&DEVICE_OPTIONS, &XFS_OPTIONS),
             Self::Tmpfs => (&TMPFS_OPTIONS, &[]),
+            Self::Nfs(NfsVersion::V3) => (&NFS_OPTIONS, &NFS3_OPTIONS),
+            Self::Nfs(NfsVersion::V4_1 | NfsVersion::V4_2) => (&NFS_OPTIONS, &[]),
             Self::Bind => (&[], &[]),
         };
         common.iter().chain(specific).copied()
@@ -269,9 +302,20 @@ mod tests {
             ("context=a:b:c", MountType::Bind),
             ("size=9g", MountType::Tmpfs),
             ("mode=7777", MountType::Tmpfs),
+            ("addr=10.0.0.1", MountType::Nfs(NfsVersion::V4_2)),
+            ("vers=3", MountType::Nfs(NfsVersion::V4_2)),
+            ("port=22", MountType::Nfs(NfsVersion::V3)),
+            ("mountaddr=10.0.0.1", MountType::Nfs(NfsVersion::V3)),
+            ("sec=none", MountType::Nfs(NfsVersion::V3)),
+            ("nolock", MountType::Nfs(NfsVersion::V4_2)),
+            ("nconnect=16,addr=10.0.0.1", MountType::Nfs(NfsVersion::V4_2)),
+            ("timeo=-1", MountType::Nfs(NfsVersion::V4_2)),
         ] {
             assert!(matches!(read(&[bad], mount_type), Err(NodeError::Denied(_))), "{bad} {mount_type:?}");
         }
         assert!(read(&["rw", "nosuid", "relatime"], MountType::Bind).unwrap().data.is_empty());
+        let nfs = read(&["hard,nconnect=4", "lookupcache=pos"], MountType::Nfs(NfsVersion::V4_1)).unwrap();
+        assert_eq!(nfs.data.len(), 3);
+        assert_eq!(read(&["nolock"], MountType::Nfs(NfsVersion::V3)).unwrap().data.len(), 1);
     }
 }

@@ -38,3 +38,10 @@ pub struct MountPoint {
     /// True if the filesystem itself is read-only, for example remounted after an I/O error.
     pub filesystem_read_only: bool,
 }
+
+impl MountPoint {
+    /// Returns true for the mount of an NFS export.
+    pub(crate) fn is_nfs(&self) -> bool {
+        matches!(self.fs_type.as_str(), "nfs" | "nfs4")
+    }
+}

@@ -1,5 +1,7 @@
 //! The interface to the operating system: queries, and effects of one step each.
 
+use std::net::IpAddr;
+
 use crate::{
     block_device::{Device, DeviceContent, DeviceInfo, LoopDevice},
     error::MounterError,
@@ -7,6 +9,7 @@ use crate::{
     filesystem::{Filesystem, FilesystemUsage},
     mount_options::MountOptions,
     mount_point::{MountAttributes, MountPoint},
+    nfs::NfsExport,
     path::{KubeletPath, RootedPath},
     record::{VolumeRecord, VolumeRecords},
 };
@@ -40,7 +43,8 @@ pub enum BindSource {
 ///
 /// Implementations open every path below its root and follow no symbolic links below the root.
 pub trait Mounter: Send + Sync {
-    /// Returns the file at a path and the mounts on it; absent if the path does not exist.
+    /// Returns the file at a path and the mounts on it; absent if the path does not exist. Sends no request to
+    /// an NFS server.
     ///
     /// # Errors
     /// [`MounterError::FailedPrecondition`] if a parent is a symbolic link, no directory, or a mount that is
@@ -80,6 +84,12 @@ pub trait Mounter: Send + Sync {
     /// # Errors
     /// [`MounterError::NotFound`], or [`MounterError::FailedPrecondition`] if it is not a block device.
     fn block_device(&self, stable_id: &str) -> Result<DeviceInfo>;
+
+    /// Returns the addresses of a host name.
+    ///
+    /// # Errors
+    /// [`MounterError::Failed`] if it cannot be resolved, or has no address.
+    fn resolve(&self, name: &str) -> Result<Vec<IpAddr>>;
 
     /// Probes the content of a device.
     ///
@@ -206,6 +216,18 @@ pub trait Mounter: Send + Sync {
     /// # Errors
     /// [`MounterError`]
     fn mount_tmpfs(&self, name: &str, size: u64, options: &MountOptions, path: &KubeletPath) -> Result<()>;
+
+    /// Effect: mounts an NFS export from the server's address.
+    ///
+    /// # Errors
+    /// [`MounterError`], also if the server accepts no connection in time.
+    fn mount_nfs(
+        &self,
+        export: &NfsExport,
+        address: IpAddr,
+        options: &MountOptions,
+        path: &KubeletPath,
+    ) -> Result<()>;
 
     /// Effect: changes the size of a mounted tmpfs, in bytes.
     ///

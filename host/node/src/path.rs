@@ -97,6 +97,14 @@ impl RelativePath {
     }
 }
 
+impl RelativePath {
+    /// Returns true if both paths are the same, or one is below the other.
+    pub(crate) fn overlaps(&self, other: &Self) -> bool {
+        let (own, other) = (Path::new(&self.0), Path::new(&other.0));
+        own.starts_with(other) || other.starts_with(own)
+    }
+}
+
 impl fmt::Debug for RelativePath {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{:?}", self.0)

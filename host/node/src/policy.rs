@@ -8,11 +8,13 @@ use serde::{Deserialize, Deserializer, de};
 use crate::{
     connection::{ConnectionKind, NodeConnection},
     connector::{
-        Connector, DirectoryConnector, ImageConnector, LocalDeviceConnector, NoneConnector, TmpfsConnector,
+        Connector, DirectoryConnector, ImageConnector, LocalDeviceConnector, NfsConnector, NoneConnector,
+        TmpfsConnector,
     },
     error::NodeError,
     filesystem::Filesystem,
     mount_point::MountAttributes,
+    nfs::NfsRule,
     path::RootedPath,
 };
 
@@ -150,6 +152,9 @@ pub struct NodePolicy {
     /// Allowed stable ids of kind `local-device`.
     #[serde(default)]
     pub stable_ids: Vec<StableIdPattern>,
+    /// Servers and exports of kind `nfs`.
+    #[serde(default)]
+    pub nfs: Vec<NfsRule>,
     /// Maximum size in bytes of one volume of kind `tmpfs`. `None` unless the kind is allowed.
     pub tmpfs_max_bytes: Option<u64>,
     /// Filesystems that may be mounted from devices and created on blank ones. If a volume requests none, the
@@ -180,6 +185,7 @@ impl Default for NodePolicy {
             shared_directories: false,
             image_root: None,
             stable_ids: Vec::new(),
+            nfs: Vec::new(),
             tmpfs_max_bytes: None,
             filesystems: default_filesystems(),
             allow_suid: false,
@@ -200,6 +206,7 @@ impl NodePolicy {
             (ConnectionKind::Directory, "directory-root", self.directory_root.is_some()),
             (ConnectionKind::Image, "image-root", self.image_root.is_some()),
             (ConnectionKind::LocalDevice, "stable-ids", !self.stable_ids.is_empty()),
+            (ConnectionKind::Nfs, "nfs", !self.nfs.is_empty()),
             (ConnectionKind::Tmpfs, "tmpfs-max-bytes", self.tmpfs_max_bytes.is_some()),
         ];
         for (kind, setting, is_set) in requirements {
@@ -245,12 +252,26 @@ impl NodePolicy {
         let (root, path) = match connection {
             NodeConnection::Directory { path } => (&self.directory_root, path),
             NodeConnection::Image { path } => (&self.image_root, path),
-            NodeConnection::Tmpfs { .. } | NodeConnection::LocalDevice { .. } | NodeConnection::None => {
-                return None;
-            }
+            NodeConnection::Tmpfs { .. }
+            | NodeConnection::LocalDevice { .. }
+            | NodeConnection::Nfs(_)
+            | NodeConnection::None => return None,
         };
         let root = root.as_ref()?.trim_end_matches('/').to_owned();
         Some(RootedPath { root, relative_path: path.clone() })
+    }
+
+    /// Returns true if two volumes have the same directory, image or export, or one lies in that of the other,
+    /// although the policy does not allow that.
+    pub(crate) fn conflicts(&self, one: &NodeConnection, other: &NodeConnection) -> bool {
+        let overlaps = match (one, other) {
+            (NodeConnection::Nfs(one), NodeConnection::Nfs(other)) => one.overlaps(other),
+            (one, other) => {
+                let paths = self.rooted_path(one).zip(self.rooted_path(other));
+                paths.is_some_and(|(one, other)| one.overlaps(&other))
+            }
+        };
+        overlaps && !self.shared_directories
     }
 
     /// Returns the connector for connection info that the policy allows. Every allow/deny decision about
@@ -284,6 +305,12 @@ impl NodePolicy {
                     return Err(denied(format!("the device {stable_id:?}")));
                 }
                 Box::new(LocalDeviceConnector(stable_id.clone()))
+            }
+            NodeConnection::Nfs(export) => {
+                let addresses = self.nfs.iter().find_map(|rule| rule.addresses_of(export));
+                let addresses =
+                    addresses.ok_or_else(|| denied(format!("the NFS export {}", export.source())))?.to_vec();
+                Box::new(NfsConnector { export: export.clone(), addresses })
             }
             NodeConnection::None => Box::new(NoneConnector),
         })
@@ -340,7 +367,9 @@ mod tests {
             assert!(!ok(directory(root)), "{root:?}");
         }
         assert!(!ok(NodePolicy { image_root: Some("/srv".to_owned()), ..NodePolicy::default() }));
-        for kind in [ConnectionKind::Image, ConnectionKind::Tmpfs, ConnectionKind::LocalDevice] {
+        for kind in
+            [ConnectionKind::Image, ConnectionKind::Tmpfs, ConnectionKind::LocalDevice, ConnectionKind::Nfs]
+        {
             assert!(!ok(NodePolicy { connection_kinds: [kind].into(), ..NodePolicy::default() }), "{kind}");
         }
         assert!(ok(NodePolicy { connection_kinds: [ConnectionKind::None].into(), ..NodePolicy::default() }));

@@ -1,6 +1,6 @@
 //! The fake host: what kubelet, an operator and a test can do with it.
 
-use std::sync::Arc;
+use std::{net::IpAddr, sync::Arc};
 
 use cofferdam_node::{Device, DeviceContent, FileId, MountPoint};
 use parking_lot::{Mutex, MutexGuard};
@@ -94,6 +94,16 @@ impl FakeHost {
     /// or something is mounted at the path.
     pub fn remove(&self, path: &str) -> Result<()> {
         self.lock().remove(path)
+    }
+
+    /// Adds an export of an NFS server: the source of its mount, with an address, such as `10.0.0.5:/srv/a`.
+    pub fn add_export(&self, source: &str) {
+        self.lock().exports.insert(source.to_owned());
+    }
+
+    /// Adds a host name with its addresses.
+    pub fn add_name(&self, name: &str, addresses: &[IpAddr]) {
+        self.lock().names.insert(name.to_owned(), addresses.to_vec());
     }
 
     /// Adds a disk of a size in bytes. `users` are messages about users other than mounts, such as a

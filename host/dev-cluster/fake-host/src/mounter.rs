@@ -1,12 +1,12 @@
 //! The [`Mounter`] of a fake host. Each method changes the fake host as Linux would change a machine, and
 //! records a violation if a driver's Node service must not call it in this state.
 
-use std::{collections::BTreeMap, sync::Arc};
+use std::{collections::BTreeMap, net::IpAddr, sync::Arc};
 
 use cofferdam_node::{
     BindSource, Device, DeviceContent, DeviceInfo, FileId, Filesystem, FilesystemUsage, KubeletPath,
-    LoopDevice, MountAttributes, MountOptions, MountPoint, Mounter, MounterError, PathInfo, PathKind,
-    RootedPath, VolumeRecord, VolumeRecords,
+    LoopDevice, MountAttributes, MountOptions, MountPoint, Mounter, MounterError, NfsExport, PathInfo,
+    PathKind, RootedPath, VolumeRecord, VolumeRecords,
 };
 use parking_lot::Mutex;
 
@@ -14,8 +14,8 @@ use crate::{
     disk::FakeDisk,
     host::FakeHost,
     state::{
-        AttachedLoop, DEVICE_SIZE, DEVTMPFS_DEVICE, Entry, LOOP_MAJOR, NO_DEVICE_MAJOR, ROOT_DEVICE,
-        RecordedMount, Result, failed, is_staging_path, missing, plain_mount,
+        AttachedLoop, DEVICE_SIZE, DEVTMPFS_DEVICE, Entry, LOOP_MAJOR, NO_DEVICE_MAJOR, OperatorStorage,
+        ROOT_DEVICE, RecordedMount, Result, failed, is_staging_path, missing, plain_mount,
     },
 };
 
@@ -68,6 +68,13 @@ impl Mounter for FakeMounter {
         }
         let device = Device { name: format!("sd{}", disk.number.1), number: disk.number };
         Ok(DeviceInfo { device, size: disk.size, users })
+    }
+
+    fn resolve(&self, name: &str) -> Result<Vec<IpAddr>> {
+        match self.host.lock().names.get(name) {
+            Some(addresses) => Ok(addresses.clone()),
+            None => failed(format!("the name {name} is unknown")),
+        }
     }
 
     fn device_content(&self, device: &Device) -> Result<DeviceContent> {
@@ -268,6 +275,39 @@ impl Mounter for FakeMounter {
             id: FileId { device, inode: 1 },
             kind: PathKind::Directory,
             size,
+            group: None,
+        })
+    }
+
+    fn mount_nfs(
+        &self,
+        export: &NfsExport,
+        address: IpAddr,
+        options: &MountOptions,
+        path: &KubeletPath,
+    ) -> Result<()> {
+        let mut state = self.host.lock();
+        let source = export.source();
+        let at_address = match address {
+            IpAddr::V4(address) => format!("{address}:{}", export.path()),
+            IpAddr::V6(address) => format!("[{address}]:{}", export.path()),
+        };
+        if state.operator_storage == OperatorStorage::Added && !state.exports.contains(&at_address) {
+            return failed(format!("the server has no export {at_address}"));
+        }
+        let device = (NO_DEVICE_MAJOR, 100 + state.next_number());
+        state.add_mount(RecordedMount {
+            path: path.to_string(),
+            mount: MountPoint {
+                fs_type: "nfs4".to_owned(),
+                source,
+                device,
+                attributes: options.attributes,
+                filesystem_read_only: options.attributes.read_only,
+            },
+            id: FileId { device, inode: 1 },
+            kind: PathKind::Directory,
+            size: DEVICE_SIZE,
             group: None,
         })
     }

@@ -1,6 +1,11 @@
 //! State of a fake host: files, mounts and devices.
 
-use std::{collections::BTreeMap, fmt::Debug, time::SystemTime};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    fmt::Debug,
+    net::IpAddr,
+    time::SystemTime,
+};
 
 use cofferdam_node::{
     Device, FileId, LoopDevice, MountAttributes, MountPoint, MounterError, PathInfo, PathKind, RootedPath,
@@ -66,11 +71,11 @@ pub(crate) struct AttachedDisk {
     pub(crate) users: Vec<String>,
 }
 
-/// The directories, images and disks that the node's operator provides.
+/// The directories, images, disks and exports that the node's operator provides.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(crate) enum OperatorStorage {
-    /// Directories and images of this machine, and a disk for every stable ID, as if the storage system had
-    /// mapped it to the node.
+    /// Directories and images of this machine, a disk for every stable ID, as if the storage system had mapped
+    /// it to the node, and every export.
     #[default]
     ThisMachine,
     /// The storage that was added to the fake host.
@@ -85,6 +90,10 @@ pub(crate) struct State {
     pub(crate) loops: Vec<AttachedLoop>,
     /// Disks by stable ID.
     pub(crate) attached_disks: BTreeMap<String, AttachedDisk>,
+    /// Exports by their sources, such as `10.0.0.5:/srv/a`.
+    pub(crate) exports: BTreeSet<String>,
+    /// Addresses of host names.
+    pub(crate) names: BTreeMap<String, Vec<IpAddr>>,
     pub(crate) disks: SharedDisks,
     last_number: u32,
     pub(crate) violations: Vec<String>,

@@ -5,6 +5,7 @@ mod device;
 mod directory;
 mod image;
 mod local_device;
+mod nfs;
 mod none;
 mod tmpfs;
 
@@ -15,6 +16,7 @@ use cofferdam_domain::storage::{AccessType, CsiAccessMode, VolumeCapability};
 pub(crate) use directory::DirectoryConnector;
 pub(crate) use image::ImageConnector;
 pub(crate) use local_device::LocalDeviceConnector;
+pub(crate) use nfs::NfsConnector;
 pub(crate) use none::NoneConnector;
 pub(crate) use tmpfs::{TmpfsConnector, is_tmpfs_mount, tmpfs_source};
 
@@ -119,7 +121,8 @@ pub(crate) trait Connector: Send + Sync {
     /// its access mode and filesystem type. [`Self::stage`] checks the mount flags.
     fn check_capability(&self, capability: &VolumeCapability) -> Result<(), NodeError>;
 
-    /// Checks that the volume's storage exists on this node. A tmpfs and the kind `none` need no check.
+    /// Checks that the volume's storage exists on this node. A tmpfs, an NFS export and the kind `none` need
+    /// no check.
     ///
     /// Images and devices also store their identity in the record: no other volume may use them. Several
     /// volumes may use one directory.
@@ -131,8 +134,8 @@ pub(crate) trait Connector: Send + Sync {
     /// Expands the volume that is mounted at `path` to at least `required` bytes, and returns its size in
     /// bytes. `None` requires no minimum. An image and a device are expanded by the driver: a `required`
     /// above their size is an error, and the filesystem grows to the size of the image or device. A tmpfs
-    /// grows to `required` unless that is above the policy's maximum, and never shrinks. A directory and the
-    /// kind `none` have no size on the node: they return `required` unchanged.
+    /// grows to `required` unless that is above the policy's maximum, and never shrinks. A directory, an NFS
+    /// export and the kind `none` have no size on the node: they return `required` unchanged.
     fn expand(
         &self,
         mounter: &dyn Mounter,

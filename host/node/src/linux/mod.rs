@@ -5,11 +5,12 @@ mod error;
 mod mount_group;
 mod mountinfo;
 mod mounts;
+mod nfs;
 mod paths;
 mod records;
 mod tools;
 
-use std::{ffi::OsStr, path::Path};
+use std::{ffi::OsStr, net::IpAddr, path::Path};
 
 use rustix::{
     fs::{AtFlags, Mode, OFlags, fstatvfs, mkdirat, openat, unlinkat},
@@ -24,6 +25,7 @@ use crate::{
     mount_options::MountOptions,
     mount_point::MountAttributes,
     mounter::{BindSource, Mounter, PathInfo},
+    nfs::NfsExport,
     path::{KubeletPath, RootedPath},
     policy::NodePolicy,
     record::{VolumeRecord, VolumeRecords},
@@ -59,11 +61,11 @@ impl Mounter for LinuxMounter {
             Err(MounterError::NotFound(_)) => return Ok(None),
             opened => opened?,
         };
-        let stat = paths::stat(path, &opened)?;
+        let stat = paths::cached_stat(path, &opened)?;
         let mount_path = paths::canonical_path(path)?;
         let table = MountTable::read()?;
         let mounts = table.at(&mount_path)?.into_iter().map(|entry| entry.mount.clone()).collect();
-        Ok(Some(PathInfo { kind: paths::path_kind(&stat), id: paths::file_id(&stat), mounts }))
+        Ok(Some(PathInfo { kind: stat.kind, id: stat.id, mounts }))
     }
 
     fn mount_refs(&self, path: &KubeletPath) -> Result<Vec<String>> {
@@ -99,6 +101,10 @@ impl Mounter for LinuxMounter {
 
     fn block_device(&self, stable_id: &str) -> Result<DeviceInfo> {
         devices::by_stable_id(stable_id)
+    }
+
+    fn resolve(&self, name: &str) -> Result<Vec<IpAddr>> {
+        nfs::resolve(name)
     }
 
     fn device_content(&self, device: &Device) -> Result<DeviceContent> {
@@ -270,6 +276,16 @@ impl Mounter for LinuxMounter {
 
     fn mount_tmpfs(&self, name: &str, size: u64, options: &MountOptions, path: &KubeletPath) -> Result<()> {
         mounts::mount("tmpfs", name, options, &[("size", &size.to_string())], path)
+    }
+
+    fn mount_nfs(
+        &self,
+        export: &NfsExport,
+        address: IpAddr,
+        options: &MountOptions,
+        path: &KubeletPath,
+    ) -> Result<()> {
+        nfs::mount(export, address, options, path)
     }
 
     fn resize_tmpfs(&self, size: u64, path: &KubeletPath) -> Result<()> {

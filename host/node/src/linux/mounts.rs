@@ -25,7 +25,7 @@ use crate::{
     path::KubeletPath,
 };
 
-/// Mounts the existing filesystem of a device, or a new tmpfs.
+/// Mounts the existing filesystem of a device, a new tmpfs, or an NFS export.
 pub(super) fn mount(
     fs_type: &str,
     source: &str,

@@ -5,7 +5,7 @@ use std::ffi::OsString;
 
 use rustix::{
     fd::{AsFd, OwnedFd},
-    fs::{FileType, Mode, OFlags, ResolveFlags, Stat, fstat, open, openat2},
+    fs::{AtFlags, FileType, Mode, OFlags, ResolveFlags, Stat, StatxFlags, fstat, open, openat2, statx},
     io::Errno,
     process::geteuid,
 };
@@ -154,6 +154,34 @@ pub(super) fn path_kind(stat: &Stat) -> PathKind {
         | FileType::CharacterDevice
         | FileType::Unknown => PathKind::Other,
     }
+}
+
+/// Type and identity of an open file.
+pub(super) struct CachedStat {
+    pub(super) kind: PathKind,
+    pub(super) id: FileId,
+}
+
+/// Returns the type and identity that the kernel has cached. Unlike [`stat`], it sends no request to an NFS
+/// server, which may not respond; the kernel always knows the root of a mount.
+pub(super) fn cached_stat(object: impl std::fmt::Display, descriptor: impl AsFd) -> Result<CachedStat> {
+    let flags = AtFlags::EMPTY_PATH | AtFlags::STATX_DONT_SYNC;
+    let mask = StatxFlags::TYPE | StatxFlags::INO | StatxFlags::SIZE;
+    let stat = statx(descriptor, "", flags, mask).map_err(|error| errno_error(object, error))?;
+    let kind = match FileType::from_raw_mode(stat.stx_mode.into()) {
+        FileType::Directory => PathKind::Directory,
+        FileType::RegularFile => PathKind::File(stat.stx_size),
+        FileType::BlockDevice => PathKind::Device((stat.stx_rdev_major, stat.stx_rdev_minor)),
+        FileType::Symlink
+        | FileType::Fifo
+        | FileType::Socket
+        | FileType::CharacterDevice
+        | FileType::Unknown => PathKind::Other,
+    };
+    Ok(CachedStat {
+        kind,
+        id: FileId { device: (stat.stx_dev_major, stat.stx_dev_minor), inode: stat.stx_ino },
+    })
 }
 
 pub(super) fn stat(object: impl std::fmt::Display, descriptor: impl AsFd) -> Result<Stat> {

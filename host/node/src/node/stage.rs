@@ -219,15 +219,13 @@ impl<M: Mounter> NodeVolumes<M> {
         Ok(())
     }
 
-    /// Returns true if two volumes have the same path, or one of them a path in the directory of the other,
-    /// unless the policy allows it.
+    /// Returns true if two volumes have the same directory, image or export, or one lies in that of the other,
+    /// although the policy does not allow that.
     fn share_directory(&self, record: &VolumeRecord, other: &VolumeRecord) -> bool {
-        let path = |record: &VolumeRecord| {
-            let connection = NodeConnection::parse(record.connection_info.as_ref()?).ok()?;
-            self.policy.rooted_path(&connection)
-        };
-        !self.policy.shared_directories
-            && path(record).zip(path(other)).is_some_and(|(own, other)| own.overlaps(&other))
+        let connection = |record: &VolumeRecord| NodeConnection::parse(record.connection_info.as_ref()?).ok();
+        connection(record)
+            .zip(connection(other))
+            .is_some_and(|(own, other)| self.policy.conflicts(&own, &other))
     }
 
     /// Unstages a volume. Succeeds if the volume is not staged. No stored data is removed, but the content of

@@ -1,13 +1,13 @@
 //! A [`Mounter`] that injects faults into a fake host: the process crashes, an effect fails, a call pauses, a
 //! record is unreadable. It panics if the fake host records a violated rule.
 
-use std::sync::mpsc;
+use std::{net::IpAddr, sync::mpsc};
 
 use cofferdam_fake_host::{FakeHost, FakeMounter};
 use cofferdam_node::{
     BindSource, Device, DeviceContent, DeviceInfo, FileId, Filesystem, FilesystemUsage, KubeletPath,
-    LoopDevice, MountAttributes, MountOptions, Mounter, MounterError, PathInfo, RootedPath, VolumeRecord,
-    VolumeRecords,
+    LoopDevice, MountAttributes, MountOptions, Mounter, MounterError, NfsExport, PathInfo, RootedPath,
+    VolumeRecord, VolumeRecords,
 };
 use parking_lot::{Mutex, MutexGuard};
 
@@ -194,6 +194,10 @@ impl Mounter for FaultyMounter {
         self.query(|inner| inner.block_device(stable_id))
     }
 
+    fn resolve(&self, name: &str) -> Result<Vec<IpAddr>> {
+        self.query(|inner| inner.resolve(name))
+    }
+
     fn device_content(&self, device: &Device) -> Result<DeviceContent> {
         self.query(|inner| inner.device_content(device))
     }
@@ -287,6 +291,18 @@ impl Mounter for FaultyMounter {
     fn mount_tmpfs(&self, name: &str, size: u64, options: &MountOptions, path: &KubeletPath) -> Result<()> {
         self.apply(format!("mount tmpfs {size} {:?}", options.data), |inner, _| {
             inner.mount_tmpfs(name, size, options, path)
+        })
+    }
+
+    fn mount_nfs(
+        &self,
+        export: &NfsExport,
+        address: IpAddr,
+        options: &MountOptions,
+        path: &KubeletPath,
+    ) -> Result<()> {
+        self.apply(format!("mount nfs {} {:?}", export.source(), options.data), |inner, _| {
+            inner.mount_nfs(export, address, options, path)
         })
     }
 

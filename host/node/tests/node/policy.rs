@@ -2,11 +2,12 @@
 //! rejected. What was staged under an earlier policy can still be unstaged.
 
 use cofferdam_domain::storage::{ConnectionInfo, ErrorKind, VolumeCapability};
-use cofferdam_node::{ConnectionKind, DeviceContent, InlinePolicy, NodePolicy};
+use cofferdam_node::{ConnectionKind, DeviceContent, InlinePolicy, NodePolicy, NodeVolumes};
 
 use crate::support::{
     MIB, block_capability, connection_info, inline_request, make_directory_and_stage, mount_capability,
-    policy, publish_request, restart, single_writer, stage_request, staging_path, target_path, test_node,
+    nfs_export, policy, publish_request, restart, single_writer, stage_request, staging_path, target_path,
+    test_node,
 };
 
 /// Stages a volume that must be rejected, and checks that nothing is left. Returns the kind of the error.
@@ -201,6 +202,38 @@ fn directories_are_shared_only_if_the_policy_says_so() {
         }
         let node = restart(node, NodePolicy { shared_directories: true, ..policy() });
         node.stage(&second).unwrap();
+    }
+}
+
+#[test]
+fn an_export_is_used_only_as_the_policy_says() {
+    let stage = |node: &NodeVolumes<_>, volume: &str, server: &str, path: &str| {
+        make_directory_and_stage(node, &stage_request(volume, nfs_export(server, path), single_writer()))
+    };
+    let node = test_node();
+    for (server, path) in [
+        ("192.0.2.1", "/srv/volumes/one"),
+        ("10.0.0.5", "/srv/volumes"),
+        ("10.0.0.5", "/etc"),
+        ("other.example.com", "/srv/volumes/one"),
+        ("::ffff:192.0.2.1", "/srv/volumes/one"),
+    ] {
+        let error = stage(&node, "v", server, path).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::PermissionDenied, "{server} {path}: {error}");
+    }
+    // A name whose addresses are outside of the rule's networks.
+    node.mounter().host().add_name("nas.example.com", &["192.0.2.1".parse().unwrap()]);
+    let error = stage(&node, "v", "nas.example.com", "/srv/volumes/one").unwrap_err();
+    assert!(error.to_string().contains("nas.example.com has the addresses 192.0.2.1"), "{error}");
+    assert_eq!(error.kind(), ErrorKind::PermissionDenied);
+    assert_eq!(node.mounter().leftovers(), "");
+
+    stage(&node, "v", "10.0.0.5", "/srv/volumes/one").unwrap();
+    let mounts = node.mounter().host().mounts_at(&staging_path("v"));
+    assert!(mounts[0].attributes.no_suid && mounts[0].attributes.no_devices, "{mounts:?}");
+    for path in ["/srv/volumes/one", "/srv/volumes/one/below"] {
+        let error = stage(&node, "w", "::ffff:10.0.0.5", path).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::FailedPrecondition, "{path}: {error}");
     }
 }
 

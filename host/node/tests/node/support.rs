@@ -3,7 +3,7 @@
 use cofferdam_domain::storage::{AccessType, ConnectionInfo, CsiAccessMode, VolumeCapability};
 use cofferdam_fake_host::FakeHost;
 use cofferdam_node::{
-    ConnectionKind, DeviceContent, Filesystem, InlinePolicy, KubeletPath, KubeletRoots, NodeError,
+    ConnectionKind, DeviceContent, Filesystem, InlinePolicy, KubeletPath, KubeletRoots, NfsRule, NodeError,
     NodePolicy, NodeVolumes, PublishInlineRequest, PublishRequest, StableIdPattern, StageRequest,
 };
 
@@ -19,6 +19,10 @@ pub(crate) fn policy() -> NodePolicy {
         directory_root: Some("/srv/directories".to_owned()),
         image_root: Some("/srv/images".to_owned()),
         stable_ids: vec![StableIdPattern::new("wwn-*").unwrap()],
+        nfs: vec![
+            nfs_rule("10.0.0.0/8", &[], "/srv/volumes/*"),
+            nfs_rule("nas.example.com", &["10.0.0.0/8"], "/srv/volumes/*"),
+        ],
         tmpfs_max_bytes: Some(64 * MIB),
         filesystems: Filesystem::ALL.into(),
         inline: InlinePolicy { tmpfs_max_bytes: Some(MIB) },
@@ -26,11 +30,16 @@ pub(crate) fn policy() -> NodePolicy {
     }
 }
 
+fn nfs_rule(server: &str, addresses: &[&str], export: &str) -> NfsRule {
+    let addresses: Vec<String> = addresses.iter().map(|text| (*text).to_owned()).collect();
+    NfsRule::new(server, &addresses, &[export.to_owned()]).unwrap()
+}
+
 pub(crate) fn roots() -> KubeletRoots {
     KubeletRoots::new([ROOT.to_owned()]).unwrap()
 }
 
-/// A node with a directory, a blank disk image, disk images with content, and a device.
+/// A node with a directory, a blank disk image, disk images with content, a device, and an NFS export.
 pub(crate) fn test_node() -> NodeVolumes<FaultyMounter> {
     let host = FakeHost::isolated();
     for directory in ["/srv/directories/one", &format!("{ROOT}/pods")] {
@@ -43,6 +52,8 @@ pub(crate) fn test_node() -> NodeVolumes<FaultyMounter> {
     ] {
         host.add_image(&format!("/srv/images/{image}"), 16 * MIB, content).unwrap();
     }
+    host.add_export("10.0.0.5:/srv/volumes/one");
+    host.add_name("nas.example.com", &["192.0.2.1".parse().unwrap(), "10.0.0.5".parse().unwrap()]);
     host.add_disk("wwn-blank", 32 * MIB, DeviceContent::Blank, Vec::new());
     NodeVolumes::new(FaultyMounter::new(host), roots(), policy())
 }
@@ -55,6 +66,10 @@ pub(crate) fn restart(node: NodeVolumes<FaultyMounter>, policy: NodePolicy) -> N
 pub(crate) fn connection_info(kind: &str, fields: &[(&str, &str)]) -> ConnectionInfo {
     let fields = fields.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect();
     ConnectionInfo { kind: kind.to_owned(), version: 1, fields }
+}
+
+pub(crate) fn nfs_export(server: &str, path: &str) -> ConnectionInfo {
+    connection_info("nfs", &[("server", server), ("path", path), ("version", "4.2")])
 }
 
 pub(crate) fn filesystem_capability(mode: CsiAccessMode) -> VolumeCapability {
@@ -161,6 +176,11 @@ pub(crate) fn volume_kinds() -> Vec<(&'static str, ConnectionInfo, VolumeCapabil
             mount_capability("xfs", &[], ""),
         ),
         ("device-block", connection_info("local-device", &[("stable-id", "wwn-blank")]), block_capability()),
+        (
+            "nfs",
+            nfs_export("nas.example.com", "/srv/volumes/one"),
+            mount_capability("", &["nconnect=4"], "2000"),
+        ),
         ("none", connection_info("none", &[]), mount_capability("", &[], "2000")),
         ("xfs", connection_info("image", &[("path", "xfs")]), single_writer()),
     ]

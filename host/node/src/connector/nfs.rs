@@ -1,0 +1,84 @@
+//! Kind `nfs`: an exported directory of an NFS server.
+
+use std::net::IpAddr;
+
+use cofferdam_domain::storage::VolumeCapability;
+use ipnet::IpNet;
+
+use super::{Connector, StageContext, require_filesystem, restrict};
+use crate::{
+    error::{NodeError, StepContext as _},
+    mount_options::{MountOptions, MountType},
+    mount_point::MountAttributes,
+    mounter::{Mounter, PathInfo},
+    nfs::{NfsExport, NfsServer},
+    path::KubeletPath,
+    record::VolumeRecord,
+};
+
+/// Mounts this export. Its server must have an address in one of the networks.
+pub(crate) struct NfsConnector {
+    pub(crate) export: NfsExport,
+    pub(crate) addresses: Vec<IpNet>,
+}
+
+impl NfsConnector {
+    /// Returns the server's address. The first allowed one of a host name is used.
+    fn resolve(&self, mounter: &dyn Mounter) -> Result<IpAddr, NodeError> {
+        let name = match &self.export.server {
+            NfsServer::Address(address) => return Ok(*address),
+            NfsServer::Name(name) => name,
+        };
+        let found = mounter.resolve(name).step("resolve the name of the NFS server")?;
+        let is_allowed = |address: &IpAddr| self.addresses.iter().any(|network| network.contains(address));
+        found.iter().map(IpAddr::to_canonical).find(is_allowed).ok_or_else(|| {
+            let addresses = found.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ");
+            NodeError::Denied(format!(
+                "the NFS server {name} has the addresses {addresses}, which are not allowed on this node"
+            ))
+        })
+    }
+
+    fn is_mounted_here(&self, found: &PathInfo) -> bool {
+        let source = self.export.source();
+        found.mounts.last().is_some_and(|top| top.is_nfs() && top.source == source)
+    }
+}
+
+impl Connector for NfsConnector {
+    fn check_capability(&self, capability: &VolumeCapability) -> Result<(), NodeError> {
+        require_filesystem("an NFS export", capability)
+    }
+
+    fn identify(&self, _: &dyn Mounter, _: &mut VolumeRecord) -> Result<(), NodeError> {
+        Ok(())
+    }
+
+    fn stage(&self, context: &mut StageContext<'_>) -> Result<(), NodeError> {
+        let mount_type = MountType::Nfs(self.export.version);
+        let mut options =
+            MountOptions::from_flags(context.mount_flags(), mount_type, context.base_attributes)?;
+        options.attributes.read_only |= context.is_read_only();
+        let path = context.staging_path;
+        if !context.is_mounted(path, |found| self.is_mounted_here(found))? {
+            let address = self.resolve(context.mounter)?;
+            context
+                .mounter
+                .mount_nfs(&self.export, address, &options, path)
+                .step("mount the volume's NFS export")?;
+        }
+        let attributes = MountAttributes { read_only: context.is_read_only(), ..context.base_attributes };
+        restrict(context.mounter, path, attributes)
+    }
+
+    fn expand(
+        &self,
+        _: &dyn Mounter,
+        _: &VolumeRecord,
+        _: &KubeletPath,
+        required: Option<u64>,
+    ) -> Result<Option<u64>, NodeError> {
+        // The server limits the size of an export.
+        Ok(required)
+    }
+}

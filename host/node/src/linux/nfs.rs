@@ -1,0 +1,53 @@
+//! Mounts of NFS exports, without the program `mount.nfs`: the kernel needs the server's address.
+
+use std::{
+    net::{IpAddr, SocketAddr, TcpStream, ToSocketAddrs as _},
+    time::Duration,
+};
+
+use super::{mounts, paths::Result};
+use crate::{
+    error::MounterError,
+    mount_options::MountOptions,
+    nfs::{NfsExport, NfsVersion},
+    path::KubeletPath,
+};
+
+/// Port of NFS servers (RFC 8881).
+const PORT: u16 = 2049;
+/// Maximum time until the server accepts a connection. The kernel itself would try for minutes.
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// Returns the addresses of a host name.
+pub(super) fn resolve(name: &str) -> Result<Vec<IpAddr>> {
+    let failed = |error: String| MounterError::Failed(format!("the name {name} cannot be resolved: {error}"));
+    let found = (name, PORT).to_socket_addrs().map_err(|error| failed(error.to_string()))?;
+    let addresses: Vec<IpAddr> = found.map(|found| found.ip()).collect();
+    if addresses.is_empty() { Err(failed("it has no address".to_owned())) } else { Ok(addresses) }
+}
+
+/// Mounts an export from the server's address. Fails if the server accepts no connection in time.
+pub(super) fn mount(
+    export: &NfsExport,
+    address: IpAddr,
+    options: &MountOptions,
+    path: &KubeletPath,
+) -> Result<()> {
+    let server = SocketAddr::new(address, PORT);
+    TcpStream::connect_timeout(&server, CONNECT_TIMEOUT).map_err(|error| {
+        MounterError::Failed(format!(
+            "the NFS server {} does not respond on {server}: {error}",
+            export.server
+        ))
+    })?;
+    let address = address.to_string();
+    let transport = if server.is_ipv6() { "tcp6" } else { "tcp" };
+    let mut extra = vec![("addr", address.as_str()), ("vers", export.version.as_str()), ("proto", transport)];
+    let mut options = options.clone();
+    if export.version == NfsVersion::V3 {
+        extra.extend([("mountaddr", address.as_str()), ("mountproto", transport)]);
+        // Without rpc.statd, the server cannot tell the node that its locks are lost.
+        options.data.push(("nolock".to_owned(), None));
+    }
+    mounts::mount("nfs", &export.source(), &options, &extra, path)
+}
