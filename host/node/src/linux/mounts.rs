@@ -20,6 +20,7 @@ use super::{
 };
 use crate::{
     error::MounterError,
+    file::PathKind,
     mount_options::{AccessTimes, MountOptions},
     mount_point::MountAttributes,
     path::KubeletPath,
@@ -41,7 +42,13 @@ pub(super) fn mount(
         .and_then(|()| fsmount(&context, FsMountFlags::FSMOUNT_CLOEXEC, mount_attr_flags(options)));
     let mounted =
         mounted.map_err(|error| kernel_error(&context, &format!("{fs_type} from {source}"), error))?;
-    move_mount_to(&mounted, path)
+    // An NFS server can export a file, which the kernel would not mount on a directory.
+    match paths::cached_stat(source, &mounted)?.kind {
+        PathKind::Directory => move_mount_to(&mounted, path),
+        PathKind::File(_) | PathKind::Device(_) | PathKind::Other => {
+            Err(MounterError::FailedPrecondition(format!("{source} is not a directory")))
+        }
+    }
 }
 
 fn configure(
