@@ -14,7 +14,7 @@ use cofferdam_domain::{
         },
     },
 };
-use cofferdam_node::{ConnectionKind, NodeConnection};
+use cofferdam_node::{ConnectionKind, NfsExport, NodeConnection};
 
 use crate::message::assert_printable;
 
@@ -115,6 +115,17 @@ fn check_node(info: &ConnectionInfo) {
                 "{stable_id}"
             );
             ("stable-id", stable_id.clone())
+        }
+        NodeConnection::Nfs(export) => {
+            let path = export.path();
+            let is_name = |name: &str| !matches!(name, "" | "." | "..") && !name.contains(char::is_control);
+            assert!(path.strip_prefix('/').is_some_and(|path| path.split('/').all(is_name)), "{path:?}");
+            assert!(info.fields.keys().eq(["path", "server", "version"]), "{info:?}");
+            assert_eq!((info.kind.as_str(), info.version), (ConnectionKind::Nfs.as_str(), 1));
+            // The server's only spelling is the same server.
+            let again = NfsExport::parse(&export.server.to_string(), &path, export.version.as_str());
+            assert_eq!(again.as_ref(), Ok(export));
+            return;
         }
         NodeConnection::None => {
             assert!(info.fields.is_empty());
