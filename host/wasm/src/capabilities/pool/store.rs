@@ -62,6 +62,9 @@ pub enum PoolDirectoryError {
     /// The system lacks `openat2`: its Linux is older than 5.6, or it is not Linux.
     #[error("cannot be used: {0}: a pool needs Linux 5.6")]
     OldKernel(#[source] Errno),
+    /// Other users may enter the directory, and that cannot be changed.
+    #[error("is open to other users of the machine: {0}: expected a mode such as 0750")]
+    OpenToOthers(#[source] Errno),
     /// The lock file cannot be opened or created.
     #[error("cannot be written: {0}: expected to read and write it")]
     CreateLockFile(#[source] Errno),
@@ -131,6 +134,9 @@ impl Drop for ItemLock<'_> {
 impl Pool {
     /// Opens and locks a pool, and removes leftovers of an earlier process. Blocks on the disk.
     ///
+    /// Removes the permissions of other users from the directory: a pod determines owners and modes in its
+    /// volume, and another user of the machine could run its set-user-ID programs.
+    ///
     /// # Errors
     /// The directory cannot be opened, locked or listed.
     pub(crate) fn open(config: &PoolConfig) -> std::result::Result<Self, PoolDirectoryError> {
@@ -139,6 +145,11 @@ impl Pool {
             Errno::NOTDIR | Errno::LOOP => PoolDirectoryError::NotADirectory,
             error => PoolDirectoryError::Open(error),
         })?;
+        let mode =
+            fstat(&root).map(|stat| Mode::from_raw_mode(stat.st_mode)).map_err(PoolDirectoryError::Read)?;
+        if mode.intersects(Mode::RWXO) {
+            fchmod(&root, mode.difference(Mode::RWXO)).map_err(PoolDirectoryError::OpenToOthers)?;
+        }
         let lock =
             sys::open_or_create(&root, LOCK_NAME, Mode::RUSR | Mode::WUSR).map_err(|error| match error {
                 Errno::NOSYS => PoolDirectoryError::OldKernel(error),

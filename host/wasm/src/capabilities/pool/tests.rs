@@ -38,6 +38,15 @@ fn on_disk(directory: &TempDir) -> Vec<String> {
 }
 
 #[test]
+fn other_users_cannot_enter_an_open_pool() {
+    let directory = tempfile::tempdir().unwrap();
+    let mode = || fs::metadata(directory.path()).unwrap().permissions().mode() & 0o7777;
+    fs::set_permissions(directory.path(), fs::Permissions::from_mode(0o2775)).unwrap();
+    drop(Pool::open(&config(directory.path())).unwrap());
+    assert_eq!(mode(), 0o2770);
+}
+
+#[test]
 fn invalid_item_names_are_rejected() {
     let (pool, directory) = pool();
     pool.create_directory("a").unwrap();
