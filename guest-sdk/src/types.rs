@@ -183,7 +183,7 @@ impl ConnectionInfo {
     /// accepts.
     ///
     /// ```
-    /// use cofferdam_guest::{ConnectionInfo, types::NfsVersion};
+    /// use cofferdam_guest::{ConnectionInfo, NfsVersion};
     ///
     /// let info = ConnectionInfo::nfs("10.0.0.5", "/srv/volumes/a", NfsVersion::V4_2);
     /// assert_eq!(info.kind, "nfs");
