@@ -376,12 +376,17 @@ fn signal(child: &Child, which: Signal) -> Result<()> {
 async fn pause(child: &Child) -> Result<()> {
     signal(child, Signal::STOP)?;
     let id = child.id().context("it has ended")?;
-    until("all threads are stopped", PAUSE_TIMEOUT, async || {
+    let stopped = until("all threads are stopped", PAUSE_TIMEOUT, async || {
         let states = thread_states(id)?;
-        ensure!(states.chars().all(|state| state == STOPPED), "states of its threads: {states}");
+        let are_stopped = !states.is_empty() && states.chars().all(|state| state == STOPPED);
+        ensure!(are_stopped, "states of its threads: {states}");
         Ok(())
     })
-    .await
+    .await;
+    if stopped.is_err() {
+        signal(child, Signal::CONT)?;
+    }
+    stopped
 }
 
 /// States of the threads of a process, one letter each as in proc_pid_stat(5).

@@ -95,7 +95,8 @@ fn invalid_node_settings_are_rejected_at_start() {
         path(name)
     };
     let rootless = write("rootless.toml", "[node]\nconnection-kinds = [\"directory\"]\n");
-    let unknown = write("unknown.toml", "[node]\nconnection-kinds = [\"nfs\"]\n");
+    let unknown = write("unknown.toml", "[node]\nconnection-kinds = [\"smb\"]\n");
+    let without_rules = write("without-rules.toml", "[node]\nconnection-kinds = [\"nfs\"]\n");
     let missing_root = "[node]\nconnection-kinds = [\"directory\"]\ndirectory-root = \"/nowhere/pool\"\n";
     let missing_root = write("away.toml", missing_root);
     let (manifest, socket) = (path("manifest.json"), path("csi.sock"));
@@ -126,5 +127,7 @@ fn invalid_node_settings_are_rejected_at_start() {
         "directory-root: /nowhere",
     );
     assert_fails([with(&["--config"]), vec![rootless]].concat(), INVALID, "directory-root");
-    assert_fails([with(&["--config"]), vec![unknown]].concat(), INVALID, "nfs");
+    assert_fails([with(&["--config"]), vec![unknown]].concat(), INVALID, "smb");
+    let expected = "connection-kinds has nfs: expected nfs to be set";
+    assert_fails([with(&["--config"]), vec![without_rules]].concat(), INVALID, expected);
 }

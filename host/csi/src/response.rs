@@ -2,7 +2,7 @@
 //! response breaks.
 
 use cofferdam_backend::{
-    ContractViolation,
+    ContractViolation, Redactor,
     checks::{self, ResponseLimits},
 };
 use cofferdam_domain::{
@@ -83,9 +83,10 @@ pub(crate) fn has_content_source(volume: Option<&v1::Volume>, requested: &v1::Vo
 pub(crate) fn validation(
     response: v1::ValidateVolumeCapabilitiesResponse,
     requested: &[v1::VolumeCapability],
+    redactor: &Redactor,
 ) -> Validation {
     let Some(confirmed) = response.confirmed else {
-        let message = non_empty(checks::printable(&response.message));
+        let message = non_empty(redactor.printable(&response.message));
         return Validation::Refused(message.unwrap_or_else(|| "the driver gives no reason".to_owned()));
     };
     match requested.iter().find(|capability| !confirmed.volume_capabilities.contains(capability)) {

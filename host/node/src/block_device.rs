@@ -39,6 +39,8 @@ pub struct DeviceInfo {
     pub device: Device,
     /// Size in bytes.
     pub size: u64,
+    /// True if the device is a partition of another one.
+    pub is_partition: bool,
     /// Messages about the device's users: mounts, partitions, holders, swap, or an exclusive opener. Empty if
     /// the device is free.
     pub users: Vec<String>,

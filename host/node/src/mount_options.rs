@@ -73,7 +73,7 @@ const TMPFS_OPTIONS: [(&str, OptionValue); 1] = [("context", OptionValue::Selinu
 
 /// Options of NFS. Not those that name another server, port or protocol than the connection info, such as
 /// `addr`, `mountaddr`, `port`, `proto` and `vers`.
-const NFS_OPTIONS: [(&str, OptionValue); 18] = [
+const NFS_OPTIONS: [(&str, OptionValue); 17] = [
     ("hard", OptionValue::None),
     ("soft", OptionValue::None),
     ("softerr", OptionValue::None),
@@ -89,7 +89,6 @@ const NFS_OPTIONS: [(&str, OptionValue); 18] = [
     ("actimeo", OptionValue::Number),
     ("noac", OptionValue::None),
     ("lookupcache", OptionValue::OneOf(&["all", "none", "pos", "positive"])),
-    ("nosharecache", OptionValue::None),
     ("noresvport", OptionValue::None),
     ("context", OptionValue::SelinuxLabel),
 ];

@@ -69,8 +69,9 @@ pub trait Mounter: Send + Sync {
     /// Returns the identity of a regular file, and its size in bytes.
     ///
     /// # Errors
-    /// [`MounterError::NotFound`], or [`MounterError::FailedPrecondition`] if it is not a regular file, or if
-    /// the path contains a symbolic link or crosses a mount below the root.
+    /// [`MounterError::NotFound`], or [`MounterError::FailedPrecondition`] if it is not a regular file, if the
+    /// path contains a symbolic link or crosses a mount below the root, if the file has several links, or if
+    /// another user than that of this process can write to it, to the root or to a directory between them.
     fn image_file(&self, path: &RootedPath) -> Result<(FileId, u64)>;
 
     /// Returns the loop devices that are backed by a file.

@@ -10,8 +10,8 @@ use serde::{Deserialize, Deserializer, de};
 
 use crate::path::RelativePath;
 
-/// Maximum length of an export's path in bytes, as in the MOUNT protocol (RFC 1813, `MNTPATHLEN`).
-const MAX_EXPORT_BYTES: usize = 1024;
+/// Maximum length of a mount's source in bytes: the kernel's limit for a value of fsconfig(2), with a null byte.
+const MAX_SOURCE_BYTES: usize = 255;
 /// Maximum length of a host name in bytes (RFC 1035).
 const MAX_NAME_BYTES: usize = 253;
 /// Maximum length of a label of a host name in bytes (RFC 1035).
@@ -105,6 +105,12 @@ pub enum InvalidExport {
         /// Its problem.
         problem: String,
     },
+    /// Server and path together are too long.
+    #[error("the NFS server and its export have {bytes} bytes: expected at most {MAX_SOURCE_BYTES}")]
+    TooLong {
+        /// Length of the source `SERVER:/PATH`.
+        bytes: usize,
+    },
     /// The version is not supported.
     #[error("the NFS version is {version:?}: expected {}", NfsVersion::ALL.map(NfsVersion::as_str).join(", "))]
     Version {
@@ -132,11 +138,15 @@ impl NfsExport {
     pub fn parse(server: &str, path: &str, version: &str) -> Result<Self, InvalidExport> {
         let parsed_server = NfsServer::parse(server);
         let parsed_version = NfsVersion::ALL.into_iter().find(|known| known.as_str() == version);
-        Ok(Self {
+        let export = Self {
             server: parsed_server.ok_or_else(|| InvalidExport::Server { server: server.to_owned() })?,
             path: parse_path(path)?,
             version: parsed_version.ok_or_else(|| InvalidExport::Version { version: version.to_owned() })?,
-        })
+        };
+        match export.source().len() {
+            ..=MAX_SOURCE_BYTES => Ok(export),
+            bytes => Err(InvalidExport::TooLong { bytes }),
+        }
     }
 
     /// Returns the absolute path at the server.
@@ -154,8 +164,8 @@ impl NfsExport {
         }
     }
 
-    /// Returns true if both are the same directory of a server, or one is below the other. The text tells, not
-    /// the server: a name and its address are different servers.
+    /// Returns true if both are the same directory of a server, or one is below the other, by their texts. A name
+    /// and its address are different servers.
     pub(crate) fn overlaps(&self, other: &Self) -> bool {
         self.server == other.server && self.path.overlaps(&other.path)
     }
@@ -163,9 +173,6 @@ impl NfsExport {
 
 fn parse_path(path: &str) -> Result<RelativePath, InvalidExport> {
     let invalid = |problem: String| InvalidExport::Path { path: path.to_owned(), problem };
-    if path.len() > MAX_EXPORT_BYTES {
-        return Err(invalid(format!("has {} bytes: expected at most {MAX_EXPORT_BYTES}", path.len())));
-    }
     if path.chars().any(char::is_control) {
         return Err(invalid("has a control character".to_owned()));
     }
@@ -189,7 +196,9 @@ pub enum NfsRuleError {
         server: String,
     },
     /// An export is not an absolute path, or has `*` in another place than as its last name.
-    #[error("the export {export:?} is invalid: expected an absolute path, which may end with /*")]
+    #[error(
+        "the export {export:?} is invalid: expected an absolute path other than /, which may end with /*"
+    )]
     Export {
         /// The value.
         export: String,
@@ -295,9 +304,8 @@ impl NfsRule {
         Ok(Self { server: pattern, addresses, exports })
     }
 
-    /// Returns the networks in which the server's address must be, or `None` if the rule does not allow the
-    /// export.
-    pub(crate) fn addresses_of(&self, export: &NfsExport) -> Option<&[IpNet]> {
+    /// Returns the networks in which the server's address must be; empty if the rule does not allow the export.
+    pub(crate) fn addresses_of(&self, export: &NfsExport) -> &[IpNet] {
         let is_server = match (&self.server, &export.server) {
             (ServerPattern::Network(network), NfsServer::Address(address)) => network.contains(address),
             (ServerPattern::Name(pattern), NfsServer::Name(name)) => pattern == name,
@@ -305,7 +313,7 @@ impl NfsRule {
             | (ServerPattern::Name(_), NfsServer::Address(_)) => false,
         };
         let is_allowed = is_server && self.exports.iter().any(|pattern| pattern.matches(&export.path));
-        is_allowed.then_some(&self.addresses)
+        if is_allowed { &self.addresses } else { &[] }
     }
 }
 
@@ -378,22 +386,14 @@ mod tests {
             let error = NfsExport::parse(server, "/srv/a", "4.2").unwrap_err();
             assert!(matches!(error, InvalidExport::Server { .. }), "{server:?}: {error}");
         }
-        for path in [
-            "",
-            "/",
-            "srv",
-            "//",
-            "/srv/",
-            "/srv//a",
-            "/srv/../etc",
-            "/./srv",
-            "/srv/a\n",
-            "/srv/\0",
-            &"/a".repeat(513),
-        ] {
+        for path in ["", "/", "srv", "//", "/srv/", "/srv//a", "/srv/../etc", "/./srv", "/srv/a\n", "/srv/\0"]
+        {
             let error = NfsExport::parse("nas", path, "3").unwrap_err();
             assert!(matches!(error, InvalidExport::Path { .. }), "{path:?}: {error}");
         }
+        assert!(NfsExport::parse("nas", &format!("/{}", "a".repeat(250)), "3").is_ok());
+        let error = NfsExport::parse("nas", &format!("/{}", "a".repeat(251)), "3").unwrap_err();
+        assert_eq!(error, InvalidExport::TooLong { bytes: 256 });
         for version in ["", "2", "4", "4.0", "4.3", "v3", "3 "] {
             let error = NfsExport::parse("nas", "/a", version).unwrap_err();
             assert!(matches!(error, InvalidExport::Version { .. }), "{version:?}: {error}");
@@ -429,7 +429,7 @@ mod tests {
         ];
         for (rule, server, path, expected) in table {
             let export = NfsExport::parse(server, path, "4.1").unwrap();
-            assert_eq!(rule.addresses_of(&export).is_some(), expected, "{rule:?} {server} {path}");
+            assert_eq!(!rule.addresses_of(&export).is_empty(), expected, "{rule:?} {server} {path}");
         }
     }
 

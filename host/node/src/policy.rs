@@ -85,14 +85,12 @@ impl StableIdPattern {
         Ok(Self(pattern))
     }
 
-    /// A partition matches only a pattern whose last part names partitions: `wwn-0x5000*` stands for disks.
-    fn matches(&self, id: &str) -> bool {
-        let names_partitions = self.0.rsplit('*').next().is_some_and(|last| last.contains(PARTITION))
-            || self.0.ends_with(&format!("{PARTITION}*"));
-        (names_partitions || !is_partition(id)) && self.matches_text(id)
+    /// Returns true if the pattern names partitions: other patterns stand for whole devices only.
+    fn names_partitions(&self) -> bool {
+        self.0.contains("part")
     }
 
-    fn matches_text(&self, id: &str) -> bool {
+    fn matches(&self, id: &str) -> bool {
         let mut parts = self.0.split('*');
         let Some(mut rest) = parts.next().and_then(|first| id.strip_prefix(first)) else {
             return false;
@@ -108,15 +106,6 @@ impl StableIdPattern {
         }
         rest.ends_with(last)
     }
-}
-
-/// Text before the number of a partition in `/dev/disk/by-id`.
-const PARTITION: &str = "-part";
-
-/// Returns true if a stable id is that of a partition, such as `wwn-0x5000c500a-part1`.
-fn is_partition(id: &str) -> bool {
-    id.rsplit_once(PARTITION)
-        .is_some_and(|(_, number)| !number.is_empty() && number.bytes().all(|byte| byte.is_ascii_digit()))
 }
 
 impl<'de> Deserialize<'de> for StableIdPattern {
@@ -143,8 +132,8 @@ pub struct NodePolicy {
     pub connection_kinds: BTreeSet<ConnectionKind>,
     /// Root of the paths of kind `directory`: an absolute path. `None` unless the kind is allowed.
     pub directory_root: Option<String>,
-    /// True if volumes may have the same directory, or directories one below the other. Otherwise a driver,
-    /// or the editor of a volume, could give the volume the directory of another one that is in use.
+    /// True if volumes may have the same directory or NFS export, or one below that of the other. Otherwise a
+    /// driver, or the editor of a volume, could give the volume the directory of another one that is in use.
     #[serde(default)]
     pub shared_directories: bool,
     /// Root of the paths of kind `image`: an absolute path. `None` unless the kind is allowed.
@@ -301,15 +290,20 @@ impl NodePolicy {
                 Box::new(TmpfsConnector { size: *size, max_size: max_bytes })
             }
             NodeConnection::LocalDevice { stable_id } => {
-                if !self.stable_ids.iter().any(|pattern| pattern.matches(stable_id)) {
+                let matching: Vec<_> =
+                    self.stable_ids.iter().filter(|pattern| pattern.matches(stable_id)).collect();
+                if matching.is_empty() {
                     return Err(denied(format!("the device {stable_id:?}")));
                 }
-                Box::new(LocalDeviceConnector(stable_id.clone()))
+                let allows_partition = matching.iter().any(|pattern| pattern.names_partitions());
+                Box::new(LocalDeviceConnector { stable_id: stable_id.clone(), allows_partition })
             }
             NodeConnection::Nfs(export) => {
-                let addresses = self.nfs.iter().find_map(|rule| rule.addresses_of(export));
-                let addresses =
-                    addresses.ok_or_else(|| denied(format!("the NFS export {}", export.source())))?.to_vec();
+                let addresses: Vec<_> =
+                    self.nfs.iter().flat_map(|rule| rule.addresses_of(export)).copied().collect();
+                if addresses.is_empty() {
+                    return Err(denied(format!("the NFS export {}", export.source())));
+                }
                 Box::new(NfsConnector { export: export.clone(), addresses })
             }
             NodeConnection::None => Box::new(NoneConnector),
@@ -337,16 +331,12 @@ mod tests {
             ("a*b*b",        "ab",              false),
             ("a*a",          "a",               false),
             ("a*ab",         "ab",              false),
-            ("wwn-*",        "wwn-0x5-part1",   false),
-            ("wwn-*-part1",  "wwn-0x5-part1",   true),
-            ("wwn-*-part1",  "wwn-0x5-part11",  false),
-            ("wwn-*-part*",  "wwn-0x5-part11",  true),
-            ("wwn-0x5-part2", "wwn-0x5-part2",  true),
-            ("wwn-*",        "wwn-x-partition", true),
-            ("wwn-*",        "wwn-x-part",      true),
         ];
         for (pattern, id, expected) in table {
             assert_eq!(StableIdPattern::new(pattern).unwrap().matches(id), expected, "{pattern} {id}");
+        }
+        for (pattern, expected) in [("wwn-*", false), ("wwn-*-part1", true), ("dm-uuid-part1-*", true)] {
+            assert_eq!(StableIdPattern::new(pattern).unwrap().names_partitions(), expected, "{pattern}");
         }
         for bad in ["", "*", "**", "../*"] {
             assert!(StableIdPattern::new(bad).is_err(), "{bad:?}");

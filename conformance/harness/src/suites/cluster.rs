@@ -16,12 +16,14 @@ pub(super) async fn run(run: &SuiteRun) -> Result<()> {
     let text = format!(
         "#!/bin/sh\n\
          # Runs a command, or a shell, in the namespaces of the cluster.\n\
-         pid=$(pgrep --full 'conformance suite cluster --scratch' | head -1)\n\
+         pid=$(pgrep --full 'suite cluster --scratch {scratch} ' | head -1)\n\
+         test -n \"$pid\" || {{ echo 'the cluster has ended' >&2; exit 1; }}\n\
          exec nsenter --target \"$pid\" --all --wd=\"$PWD\" env PATH=\"{}:$PATH\" KUBECONFIG={} \\\n  \
          CONTAINERD_ADDRESS={} CONTAINERD_NAMESPACE=k8s.io \"${{@:-bash}}\"\n",
         run.peers().directory().display(),
         kubeconfig.display(),
         node.socket(),
+        scratch = run.scratch().display(),
     );
     fs::write(&script, text)?;
     fs::set_permissions(&script, fs::Permissions::from_mode(0o755))?;

@@ -196,6 +196,9 @@
 {{- if and (hasKey $driver.csiDriver "attachRequired") (ne $driver.csiDriver.attachRequired $attach) -}}
 {{- fail (printf "driver.csiDriver.attachRequired is %t: expected %t, because the abilities in driver.manifest decide" $driver.csiDriver.attachRequired $attach) -}}
 {{- end -}}
+{{- if and .Values.node.enabled (has "nfs" (dig "node" "connection-kinds" list .Values.node.settings)) (not .Values.node.hostNetwork) -}}
+{{- fail "node.hostNetwork is false: expected true, because NFS mounts use the network of the pod that made them, and outlive it" -}}
+{{- end -}}
 {{- if and .Values.node.enabled (not (hasKey .Values.node.settings "node")) -}}
 {{- fail "node.settings.node is missing: expected the policy of the nodes, such as {connection-kinds: [directory], directory-root: /srv/volumes}" -}}
 {{- end -}}

@@ -304,7 +304,9 @@ impl Backend for CsiBackend {
             secrets: self.secrets(&call),
             mutable_parameters: request.mutable_parameters,
         };
-        let spec = CallSpec::validate_volume(move |found, _| Ok(response::validation(found, &capabilities)));
+        let spec = CallSpec::validate_volume(move |found, redactor| {
+            Ok(response::validation(found, &capabilities, redactor))
+        });
         let request = CsiRequest::new(message, |grpc, request| {
             Box::pin(async { grpc.controller().validate_volume_capabilities(request).await })
         });

@@ -9,7 +9,7 @@ use std::sync::{
 
 use cofferdam_backend::{
     Redactor,
-    checks::{self, ResponseLimits, printable},
+    checks::{self, ResponseLimits},
 };
 use cofferdam_domain::{
     DriverName,
@@ -59,14 +59,20 @@ impl ResponseWarnings {
 
     /// Logs a warning the first time that the snapshot in a response has another source or another handle
     /// than the request. Some drivers use several forms of one id, and csi-snapshotter does not compare them.
-    pub(super) fn warn_of_other_id(&self, field: &str, returned: &str, expected: &str) {
-        self.log(self.other_id_warning(field, returned, expected).into_iter().collect());
+    pub(super) fn warn_of_other_id(&self, field: &str, returned: &str, expected: &str, redactor: &Redactor) {
+        self.log(self.other_id_warning(field, returned, expected, redactor).into_iter().collect());
     }
 
-    fn other_id_warning(&self, field: &str, returned: &str, expected: &str) -> Option<String> {
+    fn other_id_warning(
+        &self,
+        field: &str,
+        returned: &str,
+        expected: &str,
+        redactor: &Redactor,
+    ) -> Option<String> {
         let is_first = returned != expected && !self.logged.snapshot_ids.swap(true, Ordering::Relaxed);
         is_first.then(|| {
-            let returned = printable(returned);
+            let returned = redactor.printable(returned);
             format!("a snapshot with the {field} {returned:?}; the request has {expected:?}, which is used")
         })
     }
@@ -146,7 +152,7 @@ mod tests {
     #[test]
     fn another_id_of_a_snapshot_is_reported_once() {
         let warnings = warnings();
-        let other = |returned| warnings.other_id_warning("source", returned, "v/array/iscsi");
+        let other = |returned| warnings.other_id_warning("source", returned, "v/array/iscsi", &redactor());
         assert_eq!(other("v/array/iscsi"), None);
         let text = "a snapshot with the source \"v\"; the request has \"v/array/iscsi\", which is used";
         assert_eq!(other("v").as_deref(), Some(text));

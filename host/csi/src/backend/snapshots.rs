@@ -45,7 +45,7 @@ impl CsiBackend {
         let convert = move |found: v1::CreateSnapshotResponse, redactor: &Redactor| {
             let mut snapshot = response::snapshot(found.snapshot)?;
             warnings.check_id("snapshot handle", snapshot.handle.as_str(), redactor);
-            warnings.warn_of_other_id("source", snapshot.source.as_str(), source.as_str());
+            warnings.warn_of_other_id("source", snapshot.source.as_str(), source.as_str(), redactor);
             snapshot.source = source;
             Ok(snapshot)
         };
@@ -112,10 +112,10 @@ impl CsiBackend {
             ..v1::ListSnapshotsRequest::default()
         };
         let (requested, warnings) = (handle.clone(), self.response_warnings());
-        let convert = move |found: v1::ListSnapshotsResponse, _: &Redactor| {
+        let convert = move |found: v1::ListSnapshotsResponse, redactor: &Redactor| {
             let mut snapshots = response::snapshot_page(found, &PageRequest::default(), None)?.snapshots;
             if let [snapshot] = snapshots.as_mut_slice() {
-                warnings.warn_of_other_id("handle", snapshot.handle.as_str(), requested.as_str());
+                warnings.warn_of_other_id("handle", snapshot.handle.as_str(), requested.as_str(), redactor);
                 snapshot.handle = requested;
                 return Ok(snapshots.pop());
             }

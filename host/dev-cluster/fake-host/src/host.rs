@@ -98,7 +98,12 @@ impl FakeHost {
 
     /// Adds an export of an NFS server: the source of its mount, with an address, such as `10.0.0.5:/srv/a`.
     pub fn add_export(&self, source: &str) {
-        self.lock().exports.insert(source.to_owned());
+        self.add_export_link(source, source);
+    }
+
+    /// As [`add_export`](Self::add_export), for a path with a symbolic link to `target`.
+    pub fn add_export_link(&self, source: &str, target: &str) {
+        self.lock().exports.insert(source.to_owned(), target.to_owned());
     }
 
     /// Adds a host name with its addresses.

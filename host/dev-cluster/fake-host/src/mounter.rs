@@ -67,7 +67,8 @@ impl Mounter for FakeMounter {
             users.push("a mount".to_owned());
         }
         let device = Device { name: format!("sd{}", disk.number.1), number: disk.number };
-        Ok(DeviceInfo { device, size: disk.size, users })
+        let is_partition = stable_id.contains("-part");
+        Ok(DeviceInfo { device, size: disk.size, is_partition, users })
     }
 
     fn resolve(&self, name: &str) -> Result<Vec<IpAddr>> {
@@ -287,14 +288,17 @@ impl Mounter for FakeMounter {
         path: &KubeletPath,
     ) -> Result<()> {
         let mut state = self.host.lock();
-        let source = export.source();
         let at_address = match address {
             IpAddr::V4(address) => format!("{address}:{}", export.path()),
             IpAddr::V6(address) => format!("[{address}]:{}", export.path()),
         };
-        if state.operator_storage == OperatorStorage::Added && !state.exports.contains(&at_address) {
-            return failed(format!("the server has no export {at_address}"));
-        }
+        let source = match (state.exports.get(&at_address), state.operator_storage) {
+            (Some(target), _) if *target != at_address => target.clone(),
+            (Some(_), _) | (None, OperatorStorage::ThisMachine) => export.source(),
+            (None, OperatorStorage::Added) => {
+                return failed(format!("the server has no export {at_address}"));
+            }
+        };
         let device = (NO_DEVICE_MAJOR, 100 + state.next_number());
         state.add_mount(RecordedMount {
             path: path.to_string(),
@@ -360,7 +364,11 @@ impl Mounter for FakeMounter {
     fn unmount(&self, path: &KubeletPath) -> Result<()> {
         let mut state = self.host.lock();
         let top = state.top_mount(&path.to_string())?.clone();
-        let is_published = state.mounts.iter().any(|other| other.path != top.path && other.id == top.id);
+        // Volumes may share a directory: its mount at another staging path is no publication.
+        let is_published = state
+            .mounts
+            .iter()
+            .any(|other| other.path != top.path && other.id == top.id && !is_staging_path(&other.path));
         state.check_rule(!(is_published && is_staging_path(&top.path)), || {
             format!("{} is unstaged while it is published", top.path)
         });

@@ -1,11 +1,6 @@
 //! State of a fake host: files, mounts and devices.
 
-use std::{
-    collections::{BTreeMap, BTreeSet},
-    fmt::Debug,
-    net::IpAddr,
-    time::SystemTime,
-};
+use std::{collections::BTreeMap, fmt::Debug, net::IpAddr, time::SystemTime};
 
 use cofferdam_node::{
     Device, FileId, LoopDevice, MountAttributes, MountPoint, MounterError, PathInfo, PathKind, RootedPath,
@@ -90,8 +85,9 @@ pub(crate) struct State {
     pub(crate) loops: Vec<AttachedLoop>,
     /// Disks by stable ID.
     pub(crate) attached_disks: BTreeMap<String, AttachedDisk>,
-    /// Exports by their sources, such as `10.0.0.5:/srv/a`.
-    pub(crate) exports: BTreeSet<String>,
+    /// Sources of the exports, such as `10.0.0.5:/srv/a`, each with the source that its mount has. They differ if
+    /// the path has a symbolic link.
+    pub(crate) exports: BTreeMap<String, String>,
     /// Addresses of host names.
     pub(crate) names: BTreeMap<String, Vec<IpAddr>>,
     pub(crate) disks: SharedDisks,

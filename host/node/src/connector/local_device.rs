@@ -12,7 +12,11 @@ use crate::{
 };
 
 /// Stages the block device with this stable id.
-pub(crate) struct LocalDeviceConnector(pub(crate) String);
+pub(crate) struct LocalDeviceConnector {
+    pub(crate) stable_id: String,
+    /// True if the device may be a partition.
+    pub(crate) allows_partition: bool,
+}
 
 impl LocalDeviceConnector {
     /// Returns true if the device is already staged at the staging path. Its current user is then this
@@ -36,23 +40,30 @@ impl Connector for LocalDeviceConnector {
     }
 
     fn identify(&self, mounter: &dyn Mounter, record: &mut VolumeRecord) -> Result<(), NodeError> {
-        let device_info = mounter.block_device(&self.0).step("find the volume's device")?;
+        let device_info = mounter.block_device(&self.stable_id).step("find the volume's device")?;
+        if device_info.is_partition && !self.allows_partition {
+            return Err(NodeError::Denied(format!(
+                "the device {:?} is a partition, which is not allowed on this node: expected a pattern with \
+                 \"part\" in stable-ids",
+                self.stable_id
+            )));
+        }
         record.device_number = Some(device_info.device.number);
         Ok(())
     }
 
     fn stage(&self, context: &mut StageContext<'_>) -> Result<(), NodeError> {
-        let device_info = context.mounter.block_device(&self.0).step("find the volume's device")?;
+        let device_info = context.mounter.block_device(&self.stable_id).step("find the volume's device")?;
         if context.record.device_number != Some(device_info.device.number) {
             return Err(NodeError::FailedPrecondition(format!(
                 "the device {:?} was replaced during the call",
-                self.0
+                self.stable_id
             )));
         }
         if !device_info.users.is_empty() && !Self::is_staged(context, device_info.device.number)? {
             return Err(NodeError::FailedPrecondition(format!(
                 "the device {:?} is in use: {}",
-                self.0,
+                self.stable_id,
                 device_info.users.join(", ")
             )));
         }
@@ -66,11 +77,11 @@ impl Connector for LocalDeviceConnector {
         path: &KubeletPath,
         required: Option<u64>,
     ) -> Result<Option<u64>, NodeError> {
-        let device_info = mounter.block_device(&self.0).step("find the volume's device")?;
+        let device_info = mounter.block_device(&self.stable_id).step("find the volume's device")?;
         if record.device_number != Some(device_info.device.number) {
             return Err(NodeError::FailedPrecondition(format!(
                 "the device {:?} was replaced during the call",
-                self.0
+                self.stable_id
             )));
         }
         device::check_size(device_info.size, required)?;

@@ -23,23 +23,51 @@ pub(crate) struct NfsConnector {
 }
 
 impl NfsConnector {
-    /// Returns the server's address. The first allowed one of a host name is used.
-    fn resolve(&self, mounter: &dyn Mounter) -> Result<IpAddr, NodeError> {
+    /// Returns the server's addresses that are allowed, at least one.
+    fn resolve(&self, mounter: &dyn Mounter) -> Result<Vec<IpAddr>, NodeError> {
         let name = match &self.export.server {
-            NfsServer::Address(address) => return Ok(*address),
+            NfsServer::Address(address) => return Ok(vec![*address]),
             NfsServer::Name(name) => name,
         };
         let found = mounter.resolve(name).step("resolve the name of the NFS server")?;
         let is_allowed = |address: &IpAddr| self.addresses.iter().any(|network| network.contains(address));
-        found.iter().map(IpAddr::to_canonical).find(is_allowed).ok_or_else(|| {
+        let allowed: Vec<IpAddr> = found.iter().map(IpAddr::to_canonical).filter(is_allowed).collect();
+        if allowed.is_empty() {
             let addresses = found.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ");
-            NodeError::Denied(format!(
+            return Err(NodeError::Denied(format!(
                 "the NFS server {name} has the addresses {addresses}, which are not allowed on this node"
-            ))
-        })
+            )));
+        }
+        Ok(allowed)
     }
 
-    fn is_mounted_here(&self, found: &PathInfo) -> bool {
+    /// Mounts the export from the first address whose server mounts it. Checks that the server has mounted this
+    /// path: NFS 4 follows symbolic links in it, which pods can create.
+    fn mount(&self, context: &StageContext<'_>, options: &MountOptions) -> Result<(), NodeError> {
+        let path = context.staging_path;
+        let mut result = Ok(());
+        for address in self.resolve(context.mounter)? {
+            result = context
+                .mounter
+                .mount_nfs(&self.export, address, options, path)
+                .step("mount the volume's NFS export");
+            if result.is_ok() {
+                break;
+            }
+        }
+        result?;
+        let found = context.mounter.inspect(path).step("inspect the staging path")?;
+        let top = found.as_ref().and_then(|found| found.mounts.last());
+        let (mounted, expected) = (top.map_or("nothing", |top| top.source.as_str()), self.export.source());
+        if mounted == expected {
+            return Ok(());
+        }
+        Err(NodeError::Denied(format!(
+            "the NFS server mounts {mounted} for {expected}: expected a path without symbolic links"
+        )))
+    }
+
+    fn is_mounted(&self, found: &PathInfo) -> bool {
         let source = self.export.source();
         found.mounts.last().is_some_and(|top| top.is_nfs() && top.source == source)
     }
@@ -60,12 +88,8 @@ impl Connector for NfsConnector {
             MountOptions::from_flags(context.mount_flags(), mount_type, context.base_attributes)?;
         options.attributes.read_only |= context.is_read_only();
         let path = context.staging_path;
-        if !context.is_mounted(path, |found| self.is_mounted_here(found))? {
-            let address = self.resolve(context.mounter)?;
-            context
-                .mounter
-                .mount_nfs(&self.export, address, &options, path)
-                .step("mount the volume's NFS export")?;
+        if !context.is_mounted(path, |found| self.is_mounted(found))? {
+            self.mount(context, &options)?;
         }
         let attributes = MountAttributes { read_only: context.is_read_only(), ..context.base_attributes };
         restrict(context.mounter, path, attributes)

@@ -89,7 +89,18 @@ pub(super) fn by_stable_id(stable_id: &str) -> Result<DeviceInfo> {
         return Err(MounterError::FailedPrecondition(format!("{path} is not a block device")));
     };
     let device = by_number(number)?;
-    Ok(DeviceInfo { size: size(number)?, users: device_users(&device)?, device })
+    let (size, users) = (size(number)?, device_users(&device)?);
+    Ok(DeviceInfo { size, users, is_partition: is_partition(number)?, device })
+}
+
+/// Returns true for a partition of the kernel, and for one that kpartx has made with the device mapper.
+fn is_partition(number: (u32, u32)) -> Result<bool> {
+    let sysfs = sysfs_path(number);
+    let is_mapped = match fs::read_to_string(sysfs.join("dm/uuid")) {
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => false,
+        uuid => uuid.map_err(failed_error)?.starts_with("part"),
+    };
+    Ok(is_mapped || sysfs.join("partition").exists())
 }
 
 /// Returns messages about the current users of a device; empty if the device is free. An exclusive opener is

@@ -26,6 +26,10 @@ use crate::{
     path::KubeletPath,
 };
 
+/// The filesystem type of an NFS mount. Only the mount of an export is read-only, not the filesystem: kernels
+/// differ in what a read-only NFS filesystem means.
+pub(super) const NFS: &str = "nfs";
+
 /// Mounts the existing filesystem of a device, a new tmpfs, or an NFS export.
 pub(super) fn mount(
     fs_type: &str,
@@ -37,7 +41,7 @@ pub(super) fn mount(
     let context = fsopen(fs_type, FsOpenFlags::FSOPEN_CLOEXEC).map_err(|error| {
         MounterError::Failed(format!("the kernel does not support the filesystem {fs_type}: {error}"))
     })?;
-    let mounted = configure(&context, source, options, extra_options)
+    let mounted = configure(&context, fs_type, source, options, extra_options)
         .and_then(|()| fsconfig_create(&context))
         .and_then(|()| fsmount(&context, FsMountFlags::FSMOUNT_CLOEXEC, mount_attr_flags(options)));
     let mounted =
@@ -53,6 +57,7 @@ pub(super) fn mount(
 
 fn configure(
     context: &OwnedFd,
+    fs_type: &str,
     source: &str,
     options: &MountOptions,
     extra_options: &[(&str, &str)],
@@ -67,7 +72,7 @@ fn configure(
             None => fsconfig_set_flag(context, name.as_str())?,
         }
     }
-    if options.attributes.read_only { fsconfig_set_flag(context, "ro") } else { Ok(()) }
+    if options.attributes.read_only && fs_type != NFS { fsconfig_set_flag(context, "ro") } else { Ok(()) }
 }
 
 fn mount_attr_flags(options: &MountOptions) -> MountAttrFlags {
@@ -155,8 +160,12 @@ pub(super) fn mount_refs(path: &KubeletPath) -> Result<Vec<String>> {
     let root = mount_path_bytes.strip_suffix(relative_path).unwrap_or(mount_path_bytes);
     let table = MountTable::read()?;
     let Some(top) = table.at(&mount_path)?.pop() else { return Ok(Vec::new()) };
+    // The root of every NFS mount is shown as /, so mounts of one superblock differ in their sources only.
+    let is_same_source =
+        |entry: &MountInfoEntry| !top.mount.is_nfs() || entry.mount.source == top.mount.source;
     let same = |entry: &&MountInfoEntry| {
         entry.mount.device == top.mount.device
+            && is_same_source(entry)
             && entry.fs_root == top.fs_root
             && entry.mount_path != mount_path
             && entry.mount_path.as_bytes().starts_with(root)

@@ -44,10 +44,12 @@ pub(super) fn mount(
     let transport = if server.is_ipv6() { "tcp6" } else { "tcp" };
     let mut extra = vec![("addr", address.as_str()), ("vers", export.version.as_str()), ("proto", transport)];
     let mut options = options.clone();
+    // Mounts of one server otherwise share a superblock: its device, its SELinux label and its read-only state.
+    options.data.push(("nosharecache".to_owned(), None));
     if export.version == NfsVersion::V3 {
         extra.extend([("mountaddr", address.as_str()), ("mountproto", transport)]);
         // Without rpc.statd, the server cannot tell the node that its locks are lost.
         options.data.push(("nolock".to_owned(), None));
     }
-    mounts::mount("nfs", &export.source(), &options, &extra, path)
+    mounts::mount(mounts::NFS, &export.source(), &options, &extra, path)
 }

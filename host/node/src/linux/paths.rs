@@ -59,6 +59,7 @@ pub(super) fn ensure_protected(path: &RootedPath, stat: &Stat) -> Result<()> {
         )));
     }
     ensure_only_owner_writes(path, stat)?;
+    ensure_only_owner_writes(&path.root, &self::stat(&path.root, open_root(&path.root)?)?)?;
     let mut parent = path.relative_path.split_parent().0;
     while let Some(name) = parent {
         let relative_path =
@@ -70,7 +71,7 @@ pub(super) fn ensure_protected(path: &RootedPath, stat: &Stat) -> Result<()> {
     Ok(())
 }
 
-fn ensure_only_owner_writes(path: &RootedPath, stat: &Stat) -> Result<()> {
+fn ensure_only_owner_writes(path: impl std::fmt::Display, stat: &Stat) -> Result<()> {
     let (mode, owner, expected) = (Mode::from_raw_mode(stat.st_mode), stat.st_uid, geteuid().as_raw());
     if owner == expected && !mode.intersects(Mode::WGRP | Mode::WOTH) {
         return Ok(());
@@ -215,6 +216,7 @@ mod tests {
             (&image, 0o646, 0o644),
             (&directory, 0o775, 0o755),
             (&directory, 0o777, 0o755),
+            (&root.path().to_owned(), 0o770, 0o700),
         ] {
             set_mode(changed, mode);
             let error = check().unwrap_err().to_string();

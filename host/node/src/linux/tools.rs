@@ -5,16 +5,17 @@ use std::{
     collections::BTreeMap,
     ffi::OsStr,
     io::{self, Read},
+    os::unix::process::CommandExt as _,
     path::{Path, PathBuf},
-    process::{Child, Command, ExitStatus, Stdio},
+    process::{Child, ChildStderr, ChildStdout, Command, ExitStatus, Stdio},
     sync::mpsc,
     thread,
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use rustix::{
     event::{PollFd, PollFlags, Timespec, poll},
-    process::{Pid, PidfdFlags, pidfd_open},
+    process::{Pid, PidfdFlags, Signal, kill_process_group, pidfd_open},
 };
 
 use super::{error::MounterSetupError, paths::Result};
@@ -25,8 +26,8 @@ const TOOL_DIRECTORIES: [&str; 4] = ["/usr/sbin", "/sbin", "/usr/bin", "/bin"];
 const MAX_STDERR_BYTES: usize = 512;
 /// Largest output of a tool, in bytes of each stream.
 const MAX_OUTPUT_BYTES: u64 = 1 << 20;
-/// Longest wait for the end of a tool after SIGKILL. A process that waits for a device does not end.
-const KILL_TIMEOUT: Duration = Duration::from_secs(5);
+/// Longest wait for the end of a tool's output after its own end.
+const OUTPUT_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// An external tool.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -160,27 +161,27 @@ struct LimitedOutput {
     stderr: Vec<u8>,
 }
 
-/// Runs a command without input. Kills it after `limit`.
+/// Runs a command without input in a process group of its own. Kills the group after `limit`.
 ///
 /// # Errors
 /// If it cannot be started, runs longer, or its standard output has more than [`MAX_OUTPUT_BYTES`].
 fn run_limited(command: &mut Command, limit: Duration) -> io::Result<LimitedOutput> {
-    let mut child = command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn()?;
-    let (stdout, stderr) = (read_limited(child.stdout.take()), read_limited(child.stderr.take()));
-    if !wait_for_end(&child, limit)? {
-        child.kill()?;
-        if wait_for_end(&child, KILL_TIMEOUT)? {
-            child.wait()?;
-        }
+    let command = command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    let mut child = RunningTool(Some(command.process_group(0).spawn()?));
+    let (stdout, stderr) = child.take_streams();
+    let (stdout, stderr) = (read_limited(stdout)?, read_limited(stderr)?);
+    let Some(status) = child.wait(limit)? else {
         return Err(io::Error::new(
             io::ErrorKind::TimedOut,
             format!("still running after {limit:?}: killed"),
         ));
-    }
-    let status = child.wait()?;
+    };
     // A program that the tool has started may keep the pipes open.
-    let output = |receiver: mpsc::Receiver<Vec<u8>>| receiver.recv_timeout(KILL_TIMEOUT).unwrap_or_default();
-    let (stdout, stderr) = (output(stdout), output(stderr));
+    let output = |receiver: mpsc::Receiver<Vec<u8>>| {
+        let missing = |_| io::Error::other("its output did not end with it");
+        receiver.recv_timeout(OUTPUT_TIMEOUT).map_err(missing)
+    };
+    let (stdout, stderr) = (output(stdout)?, output(stderr)?);
     if u64::try_from(stdout.len()).is_ok_and(|bytes| bytes > MAX_OUTPUT_BYTES) {
         let message = format!("its output has more than {MAX_OUTPUT_BYTES} bytes");
         return Err(io::Error::new(io::ErrorKind::InvalidData, message));
@@ -188,13 +189,45 @@ fn run_limited(command: &mut Command, limit: Duration) -> io::Result<LimitedOutp
     Ok(LimitedOutput { status, stdout, stderr })
 }
 
+/// A tool that is killed with its process group on drop, unless it has ended before.
+struct RunningTool(Option<Child>);
+
+impl RunningTool {
+    fn take_streams(&mut self) -> (Option<ChildStdout>, Option<ChildStderr>) {
+        self.0.as_mut().map_or((None, None), |child| (child.stdout.take(), child.stderr.take()))
+    }
+
+    /// Waits until the tool ends; `None` after `limit`.
+    fn wait(&mut self, limit: Duration) -> io::Result<Option<ExitStatus>> {
+        let Some(child) = &mut self.0 else { return Ok(None) };
+        if !wait_for_end(child, limit)? {
+            return Ok(None);
+        }
+        let status = child.wait()?;
+        self.0 = None;
+        Ok(Some(status))
+    }
+}
+
+impl Drop for RunningTool {
+    fn drop(&mut self) {
+        let Some(mut child) = self.0.take() else { return };
+        if let Some(group) = Pid::from_raw(child.id().cast_signed()) {
+            let _ = kill_process_group(group, Signal::KILL);
+        }
+        // A process that waits for a device ends when the device responds.
+        let _ = thread::Builder::new().spawn(move || child.wait());
+    }
+}
+
 /// Waits until a process has ended, and returns true; false after `limit`.
 fn wait_for_end(child: &Child, limit: Duration) -> io::Result<bool> {
     let id = Pid::from_raw(child.id().cast_signed()).ok_or(io::ErrorKind::InvalidInput)?;
     let process = pidfd_open(id, PidfdFlags::empty())?;
-    let limit = Timespec::try_from(limit).map_err(io::Error::other)?;
+    let started = Instant::now();
     loop {
-        match poll(&mut [PollFd::new(&process, PollFlags::IN)], Some(&limit)) {
+        let left = Timespec::try_from(limit.saturating_sub(started.elapsed())).map_err(io::Error::other)?;
+        match poll(&mut [PollFd::new(&process, PollFlags::IN)], Some(&left)) {
             Err(rustix::io::Errno::INTR) => {}
             ready => return Ok(ready? > 0),
         }
@@ -203,17 +236,17 @@ fn wait_for_end(child: &Child, limit: Duration) -> io::Result<bool> {
 
 /// Reads a stream to its end in a thread, and sends its first bytes: at most one more than
 /// [`MAX_OUTPUT_BYTES`].
-fn read_limited(stream: Option<impl Read + Send + 'static>) -> mpsc::Receiver<Vec<u8>> {
+fn read_limited(stream: Option<impl Read + Send + 'static>) -> io::Result<mpsc::Receiver<Vec<u8>>> {
     let (sender, receiver) = mpsc::channel();
-    thread::spawn(move || {
+    thread::Builder::new().spawn(move || {
         let Some(mut stream) = stream else { return };
         let mut bytes = Vec::new();
         let read = stream.by_ref().take(MAX_OUTPUT_BYTES + 1).read_to_end(&mut bytes);
         // The process must not wait for a full pipe.
         let _ = read.and_then(|_| io::copy(&mut stream, &mut io::sink()));
         let _ = sender.send(bytes);
-    });
-    receiver
+    })?;
+    Ok(receiver)
 }
 
 #[cfg(test)]
@@ -226,6 +259,9 @@ mod tests {
             thread::spawn(|| run_limited(Command::new("sleep").arg("3600"), Duration::from_millis(50)));
         let error = started.join().unwrap().map(|output| output.status).unwrap_err();
         assert_eq!(error.to_string(), "still running after 50ms: killed");
+        let mut command = Command::new("sh");
+        let error = run_limited(command.args(["-c", "sleep 3600 & sleep 3600"]), Duration::from_millis(50));
+        assert!(error.is_err(), "a program that the tool has started does not keep the call");
     }
 
     #[test]

@@ -93,10 +93,13 @@ impl<M: Mounter> NodeVolumes<M> {
         let others = self.mounter.records().step("read the volumes' records")?;
         let others = others.all_or_error().step("read the volumes' records")?;
         let mut record = self.prepare_record(request, path, &others)?;
-        let known_storage = (record.image_id, record.device_number);
+        let known_image = record.image_id.take();
         connector.identify(&self.mounter, &mut record)?;
-        if known_storage != (record.image_id, record.device_number) {
-            // An image or device that was put in the place of another one has no interrupted format.
+        // An image that was put in the place of another one has no interrupted format. A reboot can change the
+        // number of its filesystem, and that of a device, whose stable id stays.
+        if let (Some(known), Some(found)) = (known_image, record.image_id)
+            && known.inode != found.inode
+        {
             record.format_in_progress = false;
         }
         self.check_exclusive(&record, &others, &active)?;
@@ -185,11 +188,12 @@ impl<M: Mounter> NodeVolumes<M> {
             let old_path = self.roots.resolve("staging_target_path", old_path)?;
             unstage(&self.mounter, &old_path, Some(existing), others)?;
         }
+        if existing.connection_info != new_record.connection_info {
+            return Ok(new_record);
+        }
         // The storage is the same, and may still hold the interrupted format, which a retry may overwrite.
-        let format_in_progress =
-            existing.format_in_progress && existing.connection_info == new_record.connection_info;
-        let (image_id, device_number) = (existing.image_id, existing.device_number);
-        Ok(VolumeRecord { format_in_progress, image_id, device_number, ..new_record })
+        let (format_in_progress, image_id) = (existing.format_in_progress, existing.image_id);
+        Ok(VolumeRecord { format_in_progress, image_id, ..new_record })
     }
 
     /// Rejects a staging path, a directory, an image or a device that another volume uses: a volume that is
@@ -204,7 +208,7 @@ impl<M: Mounter> NodeVolumes<M> {
             let is_shared = (record.image_id.is_some() && record.image_id == other.image_id)
                 || (record.device_number.is_some() && record.device_number == other.device_number)
                 || record.staging_path == other.staging_path
-                || self.share_directory(record, other);
+                || self.shares_directory(record, other);
             let is_live = || -> Result<bool, NodeError> {
                 Ok(active.contains(&other.volume)
                     || self.staged_mount(other)?.is_some()
@@ -221,7 +225,7 @@ impl<M: Mounter> NodeVolumes<M> {
 
     /// Returns true if two volumes have the same directory, image or export, or one lies in that of the other,
     /// although the policy does not allow that.
-    fn share_directory(&self, record: &VolumeRecord, other: &VolumeRecord) -> bool {
+    fn shares_directory(&self, record: &VolumeRecord, other: &VolumeRecord) -> bool {
         let connection = |record: &VolumeRecord| NodeConnection::parse(record.connection_info.as_ref()?).ok();
         connection(record)
             .zip(connection(other))
@@ -265,7 +269,7 @@ impl<M: Mounter> NodeVolumes<M> {
         }
         let block_path = path.join(crate::connector::BLOCK_FILE_NAME);
         for at in [&path, &block_path] {
-            let other_mounts = self.other_mounts(at, &path)?;
+            let other_mounts = self.other_mounts(at, &path, &others, volume)?;
             if let Some(other) = other_mounts.first() {
                 return Err(NodeError::FailedPrecondition(format!(
                     "the mount at {at} is also mounted at {other}"
@@ -280,8 +284,15 @@ impl<M: Mounter> NodeVolumes<M> {
     }
 
     /// Returns the other paths below the same kubelet root at which the top mount of `at` is also mounted.
-    /// Empty if nothing is mounted at `at`, or if `at` is below a mounted staging path.
-    fn other_mounts(&self, at: &KubeletPath, staging: &KubeletPath) -> Result<Vec<String>, NodeError> {
+    /// Empty if nothing is mounted at `at`, or if `at` is below a mounted staging path. Paths of other volumes
+    /// are omitted: the policy may allow them to share a directory.
+    fn other_mounts(
+        &self,
+        at: &KubeletPath,
+        staging: &KubeletPath,
+        records: &[VolumeRecord],
+        volume: &str,
+    ) -> Result<Vec<String>, NodeError> {
         // Below a mounted filesystem, a file of this name is user data.
         if at != staging && self.is_mounted(staging)? {
             return Ok(Vec::new());
@@ -289,6 +300,14 @@ impl<M: Mounter> NodeVolumes<M> {
         if self.inspect(staging)?.is_none() || !self.is_mounted(at)? {
             return Ok(Vec::new());
         }
-        self.mounter.mount_refs(at).step("find other mounts of the volume")
+        let mut paths = self.mounter.mount_refs(at).step("find other mounts of the volume")?;
+        let is_of_other_volume = |path: &String| {
+            records
+                .iter()
+                .filter(|record| record.volume != volume)
+                .any(|record| record.staging_path.as_ref() == Some(path) || record.targets.contains_key(path))
+        };
+        paths.retain(|path| !is_of_other_volume(path));
+        Ok(paths)
     }
 }

@@ -152,7 +152,7 @@ pub(super) fn stage_request(request: NodeStageVolumeRequest, has_publishing: boo
     }
     let connection_info =
         connection_info::from_contexts(&request.publish_context, &request.volume_context, has_publishing)
-            .map_err(|error| Status::invalid_argument(error.to_string()))?;
+            .map_err(|error| Status::invalid_argument(printable(&error.to_string())))?;
     Ok(StageRequest {
         volume: request.volume_id,
         staging_path: request.staging_target_path,

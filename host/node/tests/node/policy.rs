@@ -2,7 +2,7 @@
 //! rejected. What was staged under an earlier policy can still be unstaged.
 
 use cofferdam_domain::storage::{ConnectionInfo, ErrorKind, VolumeCapability};
-use cofferdam_node::{ConnectionKind, DeviceContent, InlinePolicy, NodePolicy, NodeVolumes};
+use cofferdam_node::{ConnectionKind, DeviceContent, InlinePolicy, NodePolicy, NodeVolumes, StableIdPattern};
 
 use crate::support::{
     MIB, block_capability, connection_info, inline_request, make_directory_and_stage, mount_capability,
@@ -202,6 +202,49 @@ fn directories_are_shared_only_if_the_policy_says_so() {
         }
         let node = restart(node, NodePolicy { shared_directories: true, ..policy() });
         node.stage(&second).unwrap();
+        for volume in ["v", "w", "x"] {
+            node.unstage(volume, &staging_path(volume)).unwrap();
+        }
+        assert_eq!(node.mounter().leftovers(), "");
+    }
+}
+
+#[test]
+fn a_partition_needs_a_pattern_that_names_partitions() {
+    let stage = |pattern: &str| {
+        let stable_ids = vec![StableIdPattern::new(pattern).unwrap()];
+        let node = restart(test_node(), NodePolicy { stable_ids, ..policy() });
+        node.mounter().host().add_disk("wwn-0x5-part1", MIB, DeviceContent::Blank, Vec::new());
+        let device = connection_info("local-device", &[("stable-id", "wwn-0x5-part1")]);
+        make_directory_and_stage(&node, &stage_request("v", device, single_writer()))
+            .map_err(|error| error.kind())
+    };
+    assert_eq!(stage("wwn-*"), Err(ErrorKind::PermissionDenied));
+    assert_eq!(stage("wwn-*-part*"), Ok(()));
+}
+
+#[test]
+fn an_image_in_the_place_of_another_one_is_not_formatted_again() {
+    let image = || stage_request("v", connection_info("image", &[("path", "blank")]), single_writer());
+    for is_replaced in [false, true] {
+        let node = test_node();
+        let host = node.mounter().host().clone();
+        host.create_directories(&staging_path("v")).unwrap();
+        // The process ends while it formats the image.
+        let mut effects = 0;
+        while host.image("/srv/images/blank").unwrap().content == DeviceContent::Blank {
+            effects += 1;
+            node.mounter().set_crash_after(Some(effects), true);
+            node.stage(&image()).unwrap_err();
+        }
+        node.mounter().set_crash_after(None, false);
+        if is_replaced {
+            host.reboot();
+            host.remove("/srv/images/blank").unwrap();
+            host.add_image("/srv/images/blank", 16 * MIB, DeviceContent::Unknown).unwrap();
+        }
+        let result = node.stage(&image()).map_err(|error| error.kind());
+        assert_eq!(result.err(), is_replaced.then_some(ErrorKind::FailedPrecondition));
     }
 }
 
@@ -235,6 +278,14 @@ fn an_export_is_used_only_as_the_policy_says() {
         let error = stage(&node, "w", "::ffff:10.0.0.5", path).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::FailedPrecondition, "{path}: {error}");
     }
+    node.unstage("v", &staging_path("v")).unwrap();
+
+    // NFS 4 follows symbolic links in the path.
+    node.mounter().host().add_export_link("10.0.0.5:/srv/volumes/link", "10.0.0.5:/etc");
+    let error = stage(&node, "w", "10.0.0.5", "/srv/volumes/link").unwrap_err();
+    assert!(error.to_string().contains("10.0.0.5:/etc for 10.0.0.5:/srv/volumes/link"), "{error}");
+    assert_eq!(error.kind(), ErrorKind::PermissionDenied);
+    assert_eq!(node.mounter().leftovers(), "");
 }
 
 #[test]

@@ -13,13 +13,14 @@ use cofferdam_domain::{
             into_publish_context, into_volume_context,
         },
     },
+    text::printable,
 };
 use cofferdam_node::{ConnectionKind, NfsExport, NodeConnection};
 
 use crate::message::assert_printable;
 
-/// Most bytes of a message: a quoted text of the encoding, escaped, with the words around it.
-const MAX_MESSAGE_BYTES: usize = 16 * MAX_ENCODED_BYTES;
+/// Most bytes of a message: a printable text and its ellipsis.
+const MAX_MESSAGE_BYTES: usize = 1_003;
 
 /// Decodes the input as encoded connection info, and encodes connection info that is made of its lines.
 ///
@@ -34,7 +35,7 @@ pub fn connection_info(data: &[u8]) {
             assert!(text.len() <= MAX_ENCODED_BYTES);
             check_encoding(&decoded);
         }
-        Err(error) => assert_printable(&error.to_string(), MAX_MESSAGE_BYTES),
+        Err(error) => assert_printable(&printable(&error.to_string()), MAX_MESSAGE_BYTES),
     }
     check_encoding(&from_lines(text));
 }
@@ -63,7 +64,7 @@ fn check_encoding(info: &ConnectionInfo) {
             check_node(info);
         }
         Err(error) => {
-            assert_printable(&error.to_string(), MAX_MESSAGE_BYTES);
+            assert_printable(&printable(&error.to_string()), MAX_MESSAGE_BYTES);
             assert!(accepted.is_err(), "the host accepts what no node decodes: {error}");
         }
     }
