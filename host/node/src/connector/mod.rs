@@ -124,8 +124,7 @@ pub(crate) trait Connector: Send + Sync {
     /// Checks that the volume's storage exists on this node. A tmpfs, an NFS export and the kind `none` need
     /// no check.
     ///
-    /// Images and devices also store their identity in the record: no other volume may use them. Several
-    /// volumes may use one directory.
+    /// Images and devices also store their identity in the record: no other volume may use them.
     fn identify(&self, mounter: &dyn Mounter, record: &mut VolumeRecord) -> Result<(), NodeError>;
 
     /// Stages the volume at the staging path.

@@ -196,7 +196,7 @@ impl<M: Mounter> NodeVolumes<M> {
         Ok(VolumeRecord { format_in_progress, image_id, ..new_record })
     }
 
-    /// Rejects a staging path, a directory, an image or a device that another volume uses: a volume that is
+    /// Rejects a staging path, a directory, an export, an image or a device that another volume uses: a volume that is
     /// mounted, or that has a stage or unstage call in flight. The policy may allow shared directories.
     fn check_exclusive(
         &self,

@@ -84,7 +84,8 @@ impl<M: Mounter> NodeVolumes<M> {
 
     /// Expands a volume on this node: a filesystem to the size of its device, a tmpfs to the required size if
     /// it is smaller. A filesystem that is mounted read-only stays unchanged. Returns the size in bytes of
-    /// the device or tmpfs. Kinds `directory` and `none` have no size on the node: returns the required size.
+    /// the device or tmpfs. Kinds `directory`, `nfs` and `none` have no size on the node: returns the required
+    /// size.
     ///
     /// # Errors
     /// [`NodeError::OutOfRange`] if the device is smaller than required, a tmpfs would exceed the policy's
