@@ -196,6 +196,17 @@
 {{- if and (hasKey $driver.csiDriver "attachRequired") (ne $driver.csiDriver.attachRequired $attach) -}}
 {{- fail (printf "driver.csiDriver.attachRequired is %t: expected %t, because the abilities in driver.manifest decide" $driver.csiDriver.attachRequired $attach) -}}
 {{- end -}}
+{{- if and .Values.node.enabled (hasKey .Values.node.settings "node") -}}
+{{- $policy := .Values.node.settings.node -}}
+{{- range $kind, $setting := dict "directory" "directory-root" "image" "image-root" "local-device" "stable-ids" "nfs" "nfs" "tmpfs" "tmpfs-max-bytes" -}}
+{{- if and (has $kind (default list (get $policy "connection-kinds"))) (not (get $policy $setting)) -}}
+{{- fail (printf "node.settings.node.connection-kinds has %s: expected node.settings.node.%s to be set" $kind $setting) -}}
+{{- end -}}
+{{- if and (get $policy $setting) (not (has $kind (default list (get $policy "connection-kinds")))) -}}
+{{- fail (printf "node.settings.node.%s is set: expected %s in node.settings.node.connection-kinds" $setting $kind) -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
 {{- if and .Values.node.enabled (has "nfs" (dig "node" "connection-kinds" list .Values.node.settings)) (not .Values.node.hostNetwork) -}}
 {{- fail "node.hostNetwork is false: expected true, because NFS mounts use the network of the pod that made them, and outlive it" -}}
 {{- end -}}

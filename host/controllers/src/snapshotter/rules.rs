@@ -435,9 +435,8 @@ pub fn decide_after_create(
                     | ErrorKind::Cancelled
                     | ErrorKind::Aborted
             );
-            let is_in_doubt = error.finality != Finality::Final
-                || error.kind == ErrorKind::ResourceExhausted
-                || (is_recovered && error.kind.is_inconclusive());
+            let is_in_doubt =
+                error.finality != Finality::Final || (is_recovered && error.kind.is_inconclusive());
             let is_final = !may_run && (is_released || !is_in_doubt);
             CreatedVerdict::Fail { message: error.to_string(), is_final }
         }

@@ -330,7 +330,7 @@ fn only_final_errors_end_the_creation() {
         (ErrorKind::FailedPrecondition, true),
         (ErrorKind::Internal, true),
         (ErrorKind::AlreadyExists, true),
-        (ErrorKind::ResourceExhausted, false),
+        (ErrorKind::ResourceExhausted, true),
         (ErrorKind::Unavailable, false),
         (ErrorKind::DeadlineExceeded, false),
         (ErrorKind::Cancelled, false),
