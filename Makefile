@@ -34,6 +34,9 @@ SOURCE_DATE_EPOCH ?= $(shell git log -1 --format=%ct 2>/dev/null)
 IMAGE_TARGET := $(CURDIR)/target/image-build
 IMAGE_FLAGS = --remap-path-prefix=$(CURDIR)=/cofferdam --remap-path-prefix=$(or $(CARGO_HOME),$(HOME)/.cargo)=/cargo
 IMAGE_CFLAGS = -ffile-prefix-map=$(IMAGE_TARGET)=/target -ffile-prefix-map=$(or $(CARGO_HOME),$(HOME)/.cargo)=/cargo
+# Removes the symbol table and the digest that the linker has made of it: LLVM names local symbols by the bitcode of their module, which
+# differs between two builds, because macros of wasmtime generate items in another order. Code and data are the same.
+IMAGE_STRIP := objcopy --strip-all --remove-section=.note.gnu.build-id
 IMAGE_BUILD = RUSTFLAGS="$(IMAGE_FLAGS)" CFLAGS="$(IMAGE_CFLAGS)" PATH="$(AUDITABLE):$$PATH" \
 	CARGO_TARGET_DIR=$(IMAGE_TARGET) $(CARGO)
 
@@ -42,7 +45,8 @@ image: toolchain $(AUDITABLE)/cargo-auditable ## write the container images, an 
 	@test -n "$(SOURCE_DATE_EPOCH)" || { echo "make image: not a git clone: set SOURCE_DATE_EPOCH, in seconds since 1970" >&2; exit 1; }
 	$(IMAGE_BUILD) auditable build --locked --release --package cofferdam --features jemalloc
 	$(IMAGE_BUILD) build --locked --release --package cofferdam-image
-	$(IMAGE_TARGET)/release/cofferdam-image build --binary $(IMAGE_TARGET)/release/cofferdam --created $(SOURCE_DATE_EPOCH) \
+	$(IMAGE_STRIP) $(IMAGE_TARGET)/release/cofferdam $(IMAGE_TARGET)/cofferdam
+	$(IMAGE_TARGET)/release/cofferdam-image build --binary $(IMAGE_TARGET)/cofferdam --created $(SOURCE_DATE_EPOCH) \
 		--output target/image --archive target/image.tar
 
 .PHONY: image-reproduce

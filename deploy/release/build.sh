@@ -32,7 +32,7 @@ trap 'rm -rf "$work"' EXIT
 deploy/release/documents.sh "$work"
 make image
 helm=$(conformance/peers/build.sh one helm)
-program=target/image-build/release/cofferdam
+program=target/image-build/cofferdam
 
 dist=target/dist
 rm -rf "$dist"
