@@ -256,9 +256,7 @@ impl ExportPattern {
     }
 
     fn matches(&self, path: &RelativePath) -> bool {
-        let below =
-            || path.as_str().strip_prefix(self.path.as_str()).is_some_and(|rest| rest.starts_with('/'));
-        if self.is_below { below() } else { *path == self.path }
+        if self.is_below { path.is_below(&self.path) } else { *path == self.path }
     }
 }
 

@@ -100,9 +100,17 @@ impl RelativePath {
 impl RelativePath {
     /// Returns true if both paths are the same, or one is below the other.
     pub(crate) fn overlaps(&self, other: &Self) -> bool {
-        let (own, other) = (Path::new(&self.0), Path::new(&other.0));
-        own.starts_with(other) || other.starts_with(own)
+        overlap(&self.0, &other.0)
     }
+
+    /// Returns true if the path is below another one.
+    pub(crate) fn is_below(&self, other: &Self) -> bool {
+        self != other && Path::new(&self.0).starts_with(&other.0)
+    }
+}
+
+fn overlap(one: &str, other: &str) -> bool {
+    Path::new(one).starts_with(other) || Path::new(other).starts_with(one)
 }
 
 impl fmt::Debug for RelativePath {
@@ -123,8 +131,7 @@ pub struct RootedPath {
 impl RootedPath {
     /// Returns true if both paths are the same, or one is below the other. Links are not resolved.
     pub(crate) fn overlaps(&self, other: &Self) -> bool {
-        let (own, other) = (self.to_string(), other.to_string());
-        Path::new(&own).starts_with(&other) || Path::new(&other).starts_with(&own)
+        overlap(&self.to_string(), &other.to_string())
     }
 }
 

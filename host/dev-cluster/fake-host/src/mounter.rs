@@ -5,8 +5,8 @@ use std::{collections::BTreeMap, net::IpAddr, sync::Arc};
 
 use cofferdam_node::{
     BindSource, Device, DeviceContent, DeviceInfo, FileId, Filesystem, FilesystemUsage, KubeletPath,
-    LoopDevice, MountAttributes, MountOptions, MountPoint, Mounter, MounterError, NfsExport, PathInfo,
-    PathKind, RootedPath, VolumeRecord, VolumeRecords,
+    LoopDevice, MountAttributes, MountOptions, MountPoint, Mounter, MounterError, NfsExport, NfsServer,
+    PathInfo, PathKind, RootedPath, VolumeRecord, VolumeRecords,
 };
 use parking_lot::Mutex;
 
@@ -288,10 +288,9 @@ impl Mounter for FakeMounter {
         path: &KubeletPath,
     ) -> Result<()> {
         let mut state = self.host.lock();
-        let at_address = match address {
-            IpAddr::V4(address) => format!("{address}:{}", export.path()),
-            IpAddr::V6(address) => format!("[{address}]:{}", export.path()),
-        };
+        let mut by_address = export.clone();
+        by_address.server = NfsServer::Address(address);
+        let at_address = by_address.source();
         let source = match (state.exports.get(&at_address), state.operator_storage) {
             (Some(target), _) if *target != at_address => target.clone(),
             (Some(_), _) | (None, OperatorStorage::ThisMachine) => export.source(),

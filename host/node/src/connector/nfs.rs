@@ -57,11 +57,11 @@ impl NfsConnector {
         }
         result?;
         let found = context.mounter.inspect(path).step("inspect the staging path")?;
-        let top = found.as_ref().and_then(|found| found.mounts.last());
-        let (mounted, expected) = (top.map_or("nothing", |top| top.source.as_str()), self.export.source());
-        if mounted == expected {
+        if found.as_ref().is_some_and(|found| self.is_mounted(found)) {
             return Ok(());
         }
+        let top = found.as_ref().and_then(|found| found.mounts.last());
+        let (mounted, expected) = (top.map_or("nothing", |top| top.source.as_str()), self.export.source());
         Err(NodeError::Denied(format!(
             "the NFS server mounts {mounted} for {expected}: expected a path without symbolic links"
         )))

@@ -145,10 +145,16 @@ pub(super) fn file_id(stat: &Stat) -> FileId {
 }
 
 pub(super) fn path_kind(stat: &Stat) -> PathKind {
-    match FileType::from_raw_mode(stat.st_mode) {
+    let size = u64::try_from(stat.st_size).unwrap_or_default();
+    kind_of(FileType::from_raw_mode(stat.st_mode), size, device_number(stat.st_rdev))
+}
+
+/// `device` is that of a device node.
+fn kind_of(file_type: FileType, size: u64, device: (u32, u32)) -> PathKind {
+    match file_type {
         FileType::Directory => PathKind::Directory,
-        FileType::RegularFile => PathKind::File(u64::try_from(stat.st_size).unwrap_or_default()),
-        FileType::BlockDevice => PathKind::Device(device_number(stat.st_rdev)),
+        FileType::RegularFile => PathKind::File(size),
+        FileType::BlockDevice => PathKind::Device(device),
         FileType::Symlink
         | FileType::Fifo
         | FileType::Socket
@@ -169,18 +175,9 @@ pub(super) fn cached_stat(object: impl std::fmt::Display, descriptor: impl AsFd)
     let flags = AtFlags::EMPTY_PATH | AtFlags::STATX_DONT_SYNC;
     let mask = StatxFlags::TYPE | StatxFlags::INO | StatxFlags::SIZE;
     let stat = statx(descriptor, "", flags, mask).map_err(|error| errno_error(object, error))?;
-    let kind = match FileType::from_raw_mode(stat.stx_mode.into()) {
-        FileType::Directory => PathKind::Directory,
-        FileType::RegularFile => PathKind::File(stat.stx_size),
-        FileType::BlockDevice => PathKind::Device((stat.stx_rdev_major, stat.stx_rdev_minor)),
-        FileType::Symlink
-        | FileType::Fifo
-        | FileType::Socket
-        | FileType::CharacterDevice
-        | FileType::Unknown => PathKind::Other,
-    };
+    let file_type = FileType::from_raw_mode(stat.stx_mode.into());
     Ok(CachedStat {
-        kind,
+        kind: kind_of(file_type, stat.stx_size, (stat.stx_rdev_major, stat.stx_rdev_minor)),
         id: FileId { device: (stat.stx_dev_major, stat.stx_dev_minor), inode: stat.stx_ino },
     })
 }
