@@ -58,8 +58,9 @@ release: toolchain $(AUDITABLE)/cargo-auditable ## write the files of a release,
 	deploy/release/build.sh
 
 .PHONY: image-pin
-image-pin: toolchain ## pin the versions of the images' Debian packages that apt would install
+image-pin: toolchain ## pin the versions of Debian packages that apt would install, for the images and the machines of make conformance
 	$(CARGO) run --locked --package cofferdam-image -- pin
+	$(CARGO) run --locked --package cofferdam-image -- pin --packages conformance/machines/packages.toml
 
 .PHONY: dev
 dev: toolchain ## build, show the demo, and keep a Kubernetes API with storage running for kubectl

@@ -151,21 +151,16 @@ impl BackendFixture {
             .env("RUST_BACKTRACE", "1"))
     }
 
-    /// Starts `node`, `registrar` and `liveness` below a kubelet root, and waits until they are healthy. They
-    /// read the driver's description, which `cofferdam backend inspect --output manifest` prints, and do not
-    /// load the driver.
+    /// Writes the driver's description, which the role `node` reads instead of loading the driver.
     ///
     /// # Errors
-    /// If that command fails, or the roles do not become healthy. In the second case, the error contains the
-    /// end of their log.
-    pub async fn start_node_roles(&self, run: &SuiteRun, node: &str, root: &Path) -> Result<NodeRoles> {
+    /// If `cofferdam backend inspect --output manifest`, which prints it, fails.
+    pub(crate) async fn write_manifest(&self, run: &SuiteRun) -> Result<PathBuf> {
         let file = |name: &str| self.directory.join(name);
-        let (inspected, configuration, manifest) =
-            (file("inspected.toml"), file("node.toml"), file("manifest.json"));
+        let (inspected, manifest) = (file("inspected.toml"), file("manifest.json"));
         let component = self.component.display().to_string();
         let config = inspected.display().to_string();
         fs::write(&inspected, &self.section)?;
-        fs::write(&configuration, &self.policy)?;
         // The state file has one owner, a process that may be running.
         let state = file("inspected.redb").display().to_string();
         #[rustfmt::skip] // flags with their values
@@ -174,6 +169,19 @@ impl BackendFixture {
             "--state", &state, "--output", "manifest", "--compilation-cache", "off",
         ];
         fs::write(&manifest, process::run_to_completion(run.program(), &arguments).await?)?;
+        Ok(manifest)
+    }
+
+    /// Starts `node`, `registrar` and `liveness` below a kubelet root, and waits until they are healthy. They
+    /// read the driver's [manifest](Self::write_manifest), and do not load the driver.
+    ///
+    /// # Errors
+    /// If the manifest cannot be written, or the roles do not become healthy. In the second case, the error
+    /// contains the end of their log.
+    pub async fn start_node_roles(&self, run: &SuiteRun, node: &str, root: &Path) -> Result<NodeRoles> {
+        let manifest = self.write_manifest(run).await?;
+        let configuration = self.directory.join("node.toml");
+        fs::write(&configuration, &self.policy)?;
         let plugins = root.join("plugins_registry");
         let socket = root.join("plugins").join(&self.driver).join("csi.sock");
         for directory in [Some(plugins.as_path()), socket.parent()].into_iter().flatten() {

@@ -16,7 +16,7 @@ use tokio::signal::unix::{SignalKind, signal};
 use crate::{
     bench,
     launcher::{self, SuiteOutcome, SuiteOutput},
-    leftovers, namespace_init,
+    leftovers, machine, namespace_init,
     peers::PeerPrograms,
     print_status,
     results::SuiteResults,
@@ -54,6 +54,9 @@ enum HarnessCommand {
     /// The suite, within the namespaces
     #[command(hide = true)]
     Suite(SuiteArgs),
+    /// The agent in an emulated machine
+    #[command(hide = true)]
+    MachineAgent,
 }
 
 #[derive(clap::Args)]
@@ -81,6 +84,9 @@ pub fn main() -> ExitCode {
             bench::write_markdown(directory).map(|()| ExitCode::SUCCESS)
         }
         Some(HarnessCommand::Suite(args)) => run_suite(args).map(|()| ExitCode::SUCCESS),
+        Some(HarnessCommand::MachineAgent) => {
+            runtime().and_then(|runtime| runtime.block_on(machine::serve_agent())).map(|()| ExitCode::SUCCESS)
+        }
     };
     result.unwrap_or_else(|error| {
         print_status(format_args!("conformance: {error:#}"));

@@ -26,6 +26,7 @@ pub mod kubeconfig;
 pub mod launcher;
 pub mod leftovers;
 pub(crate) mod line_tail;
+pub(crate) mod machine;
 mod metric_names;
 pub mod namespace_init;
 pub mod namespaces;

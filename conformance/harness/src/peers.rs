@@ -14,6 +14,18 @@ pub const RUNC: &str = "/usr/sbin/runc";
 /// Debian's static busybox.
 pub const BUSYBOX: &str = "/bin/busybox";
 
+/// The directory in which Cofferdam caches programs and packages for its tests.
+///
+/// # Errors
+/// If the environment has neither `XDG_CACHE_HOME` nor `HOME`.
+pub(crate) fn cache() -> Result<PathBuf> {
+    let cache = match std::env::var_os("XDG_CACHE_HOME") {
+        Some(cache) => PathBuf::from(cache),
+        None => Path::new(&std::env::var_os("HOME").context("HOME is not set")?).join(".cache"),
+    };
+    Ok(cache.join("cofferdam"))
+}
+
 /// The programs that `make peers` builds, by their directory.
 #[derive(Clone, Debug)]
 pub struct PeerPrograms {

@@ -7,7 +7,7 @@ use std::{
     sync::Once,
 };
 
-use crate::{FileTree, ImageError, PinnedPackage, Pins, Result, sha256};
+use crate::{FileTree, ImageError, PinnedPackage, Result, sha256};
 
 /// Maximum length of the standard error in an error message, in characters.
 const MAX_STDERR: usize = 500;
@@ -37,6 +37,16 @@ impl Package {
             }
         }
         Ok(package)
+    }
+
+    /// The name, version and digest.
+    pub const fn pin(&self) -> &PinnedPackage {
+        &self.pin
+    }
+
+    /// The files.
+    pub const fn files(&self) -> &FileTree {
+        &self.files
     }
 
     /// Reads a `.deb` file with dpkg-deb.
@@ -90,6 +100,19 @@ impl PackageCache {
         Package::read(pin.clone(), &deb)
     }
 
+    /// As [`get`](Self::get), but returns the version that apt would install if apt no longer has the pinned
+    /// one: Debian's mirrors keep no superseded versions.
+    ///
+    /// # Errors
+    /// apt has no version of the package, the download fails, or the file does not have the digest in apt's
+    /// lists.
+    pub fn get_or_current(&self, pin: &PinnedPackage) -> Result<Package> {
+        match self.get(pin) {
+            Err(ImageError::MissingPackage { .. }) => self.get(&current(pin)?),
+            found => found,
+        }
+    }
+
     /// Downloads a package into a directory of its own, because only apt knows the name of the file.
     fn download(&self, pin: &PinnedPackage) -> Result<PathBuf> {
         let PinnedPackage { name, version, architecture, .. } = pin;
@@ -130,29 +153,35 @@ impl PackageCache {
     }
 }
 
-/// The file of pins with the versions that apt would install.
+/// Replaces the versions and digests of all packages in a file of pins by those that apt would install. Each
+/// package is an inline table on a line of its own. Other lines are not changed.
 ///
 /// # Errors
 /// apt cannot be run, or has no version of a package.
-pub fn pin(pins: &Pins) -> Result<String> {
-    let mut pins = pins.clone();
-    for package in pins.controller.packages.iter_mut().chain(&mut pins.node.packages) {
-        let PinnedPackage { name, version, architecture, sha256 } = package;
-        let found = stanza(&qualified(name, architecture))?;
-        let fields =
-            found.as_deref().and_then(|found| Some((field(found, "Version")?, field(found, "SHA256")?)));
-        let Some((found_version, found_sha256)) = fields else {
-            return Err(ImageError::MissingPackage {
-                name: name.clone(),
-                version: version.clone(),
-                architecture: architecture.clone(),
-                candidate: None,
-            });
-        };
-        found_version.clone_into(version);
-        found_sha256.clone_into(sha256);
+pub fn pin(text: &str) -> Result<String> {
+    text.split_inclusive('\n').map(pin_line).collect()
+}
+
+fn pin_line(line: &str) -> Result<String> {
+    let table = line.trim().trim_end_matches(',');
+    match PinnedPackage::parse(table) {
+        Ok(package) => Ok(line.replace(table, &current(&package)?.to_string())),
+        Err(_) => Ok(line.to_owned()),
     }
-    Ok(pins.to_text())
+}
+
+/// The version of a package that apt would install.
+fn current(package: &PinnedPackage) -> Result<PinnedPackage> {
+    let PinnedPackage { name, version, architecture, .. } = package.clone();
+    let found = stanza(&qualified(&name, &architecture))?;
+    let fields =
+        found.as_deref().and_then(|found| Some((field(found, "Version")?, field(found, "SHA256")?)));
+    match fields {
+        Some((version, sha256)) => {
+            Ok(PinnedPackage { name, version: version.to_owned(), architecture, sha256: sha256.to_owned() })
+        }
+        None => Err(ImageError::MissingPackage { name, version, architecture, candidate: None }),
+    }
 }
 
 fn qualified(name: &str, architecture: &str) -> String {

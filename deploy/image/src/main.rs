@@ -95,8 +95,9 @@ fn run(command: Command) -> Result<ExitCode> {
             writeln!(io::stdout(), "{report}")?;
         }
         Command::Pin(Pin { packages }) => {
-            let text = pin(&Pins::read(&packages)?)?;
-            fs::write(&packages, text).with_context(|| format!("cannot write {}", packages.display()))?;
+            let text = fs::read_to_string(&packages)
+                .with_context(|| format!("cannot read {}", packages.display()))?;
+            fs::write(&packages, pin(&text)?).with_context(|| format!("cannot write {}", packages.display()))?;
         }
         Command::Compare { first, second } => {
             let differences = compare(&first, &second)?;

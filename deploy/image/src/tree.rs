@@ -1,6 +1,13 @@
 //! Files of a layer or a package, in memory.
 
-use std::{collections::BTreeMap, fs, io::Read, os::unix::fs::PermissionsExt as _, path::Path, sync::Arc};
+use std::{
+    collections::BTreeMap,
+    fs::{self, Permissions},
+    io::{self, Read},
+    os::unix::fs::{PermissionsExt as _, symlink},
+    path::Path,
+    sync::Arc,
+};
 
 use tar::EntryType;
 
@@ -131,6 +138,18 @@ impl FileTree {
         Ok(tree)
     }
 
+    /// Writes all entries into a directory, which exists. Files that have the path of an entry are replaced.
+    ///
+    /// # Errors
+    /// A file cannot be written.
+    pub fn write_directory(&self, directory: &Path) -> Result<()> {
+        for (path, entry) in self.iter() {
+            let path = directory.join(path);
+            write_entry(&path, entry).map_err(ImageError::write(&path))?;
+        }
+        Ok(())
+    }
+
     /// Reads a tar archive of a Debian package. Paths in `/bin`, `/lib`, `/lib64` and `/sbin` become paths in
     /// `/usr`, and a hard link becomes a copy.
     ///
@@ -163,6 +182,26 @@ impl FileTree {
             tree.0.insert(normalize_merged(&path)?, added);
         }
         Ok(tree)
+    }
+}
+
+fn write_entry(path: &Path, entry: &Entry) -> io::Result<()> {
+    if let Some(parent) = path.parent() {
+        fs::create_dir_all(parent)?;
+    }
+    match entry {
+        Entry::Directory => fs::create_dir_all(path),
+        Entry::File { executable, data } => {
+            fs::write(path, data)?;
+            fs::set_permissions(path, Permissions::from_mode(if *executable { 0o755 } else { 0o644 }))
+        }
+        Entry::Symlink { target } => match symlink(target, path) {
+            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
+                fs::remove_file(path)?;
+                symlink(target, path)
+            }
+            result => result,
+        },
     }
 }
 

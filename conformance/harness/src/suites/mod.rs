@@ -14,6 +14,7 @@ mod faults;
 mod install;
 mod interop;
 mod kubectl;
+mod network;
 mod node;
 mod pods;
 mod provision;
@@ -244,6 +245,14 @@ pub const SUITES: &[Suite] = &[
         limit: MINUTE.saturating_mul(25),
         lane: SuiteLane::Background,
         run: |run| Box::pin(aws_ebs::run(run)),
+    },
+    Suite {
+        name: "network",
+        description: "volumes of a network on a machine with Debian's kernel: servers that lie, are away or restart, \
+             and a node role that dies",
+        limit: MINUTE.saturating_mul(60),
+        lane: SuiteLane::Main,
+        run: |run| Box::pin(network::run(run)),
     },
     Suite {
         name: "interop",

@@ -13,7 +13,7 @@ use cofferdam_image::{
 };
 
 use super::{VERSIONS, helm::source_directory};
-use crate::{process, run::SuiteRun};
+use crate::{peers, process, run::SuiteRun};
 
 /// Prefix of the images' names in containerd.
 const PREFIX: &str = "conformance.cofferdam.dev";
@@ -109,12 +109,13 @@ impl ArchiveInput {
     /// The pinned packages. Debian's mirrors keep no superseded versions, so the suite uses the current ones
     /// if a pinned one is gone.
     fn load_packages(&self) -> Result<(Packages, Vec<String>)> {
-        let pins = Pins::read(&source_directory().join("deploy/image/packages.toml"))?;
-        let cache = PackageCache::new(package_cache()?);
+        let file = source_directory().join("deploy/image/packages.toml");
+        let pins = Pins::read(&file)?;
+        let cache = PackageCache::new(peers::cache()?.join("packages"));
         match Packages::load(&pins, &cache) {
             Err(ImageError::MissingPackage { name, version, .. }) => {
                 let note = format!("the images have current packages: {name} {version} is gone");
-                fs::write(&self.current_packages, cofferdam_image::pin(&pins)?)?;
+                fs::write(&self.current_packages, cofferdam_image::pin(&fs::read_to_string(&file)?)?)?;
                 Ok((Packages::load(&Pins::read(&self.current_packages)?, &cache)?, vec![note]))
             }
             loaded => Ok((loaded?, Vec::new())),
@@ -147,13 +148,4 @@ fn add_component(layout: &mut Layout) -> Result<()> {
         Image { name: "pool:1".to_owned(), containerd_name: COMPONENT_IMAGE.to_owned(), ..Image::default() };
     layout.add_image(&image, &[&layer])?;
     Ok(())
-}
-
-/// The cache of Debian packages, beside that of the peers.
-fn package_cache() -> Result<PathBuf> {
-    let cache = match std::env::var_os("XDG_CACHE_HOME") {
-        Some(cache) => PathBuf::from(cache),
-        None => Path::new(&std::env::var_os("HOME").context("HOME is not set")?).join(".cache"),
-    };
-    Ok(cache.join("cofferdam/packages"))
 }
