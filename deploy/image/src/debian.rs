@@ -174,8 +174,7 @@ fn pin_line(line: &str) -> Result<String> {
 fn current(package: &PinnedPackage) -> Result<PinnedPackage> {
     let PinnedPackage { name, version, architecture, .. } = package.clone();
     let found = stanza(&qualified(&name, &architecture))?;
-    let fields =
-        found.as_deref().and_then(|found| Some((field(found, "Version")?, field(found, "SHA256")?)));
+    let fields = found.as_deref().and_then(|found| Some((field(found, "Version")?, field(found, "SHA256")?)));
     match fields {
         Some((version, sha256)) => {
             Ok(PinnedPackage { name, version: version.to_owned(), architecture, sha256: sha256.to_owned() })

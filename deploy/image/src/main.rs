@@ -97,7 +97,8 @@ fn run(command: Command) -> Result<ExitCode> {
         Command::Pin(Pin { packages }) => {
             let text = fs::read_to_string(&packages)
                 .with_context(|| format!("cannot read {}", packages.display()))?;
-            fs::write(&packages, pin(&text)?).with_context(|| format!("cannot write {}", packages.display()))?;
+            fs::write(&packages, pin(&text)?)
+                .with_context(|| format!("cannot write {}", packages.display()))?;
         }
         Command::Compare { first, second } => {
             let differences = compare(&first, &second)?;

@@ -19,7 +19,7 @@ const PATH: &str = "/usr/sbin:/usr/bin:/sbin:/bin:/opt/programs";
 /// A request of the harness.
 #[derive(Debug, Deserialize, Serialize)]
 pub(super) enum AgentRequest {
-    /// Run a script with the shell. The response is a [`ScriptOutput`] as JSON.
+    /// Run a script with the shell until a command fails. The response is a [`ScriptOutput`] as JSON.
     Run {
         /// The script.
         script: String,
@@ -82,7 +82,7 @@ async fn respond(stream: TcpStream) -> Result<()> {
 /// Runs a script to its end. Processes that it leaves in the background must not keep its output open.
 async fn run(script: &str, input: &str) -> Result<ScriptOutput> {
     let mut child = Command::new("/bin/sh")
-        .args(["-c", script])
+        .args(["-ec", script])
         .env("PATH", PATH)
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())

@@ -21,8 +21,8 @@ use tokio::{
     task::JoinHandle,
 };
 
-pub(crate) use self::{agent::serve as serve_agent, system::MachineSystem};
 use self::agent::{AgentRequest, ScriptOutput};
+pub(crate) use self::{agent::serve as serve_agent, system::MachineSystem};
 use crate::{process::ManagedProcess, run::SuiteRun};
 
 /// Address of this machine on the network `eth0`.
@@ -81,7 +81,7 @@ impl Machine {
         system: &MachineSystem,
         name: &str,
         link: &LinkEnd,
-        disks: &[&Path],
+        disks: &[PathBuf],
     ) -> Result<Self> {
         let port = run.free_port()?;
         let console = run.log(&format!("{name}-console"));
@@ -138,7 +138,7 @@ impl Machine {
     /// Runs a script with the shell as root, and returns its standard output without the last line break.
     ///
     /// # Errors
-    /// If it exits with a code other than 0 (the error contains its standard error), or does not end in a
+    /// If a command of it fails (the error contains its standard error), or does not end in a
     /// minute. In the second case it continues.
     pub(crate) async fn shell(&self, script: &str) -> Result<String> {
         self.shell_with_input(script, "").await
@@ -149,12 +149,21 @@ impl Machine {
     /// # Errors
     /// As [`shell`](Self::shell).
     pub(crate) async fn shell_with_input(&self, script: &str, input: &str) -> Result<String> {
+        let first_line = script.trim().lines().next().unwrap_or_default();
         let output = tokio::time::timeout(SCRIPT_TIMEOUT, run_script(self.port, script, input))
             .await
-            .with_context(|| format!("the script does not end within {SCRIPT_TIMEOUT:?}: {script}"))??;
+            .with_context(|| format!("{first_line:?} does not end within {SCRIPT_TIMEOUT:?}"))??;
         let (code, stderr) = (output.code, output.stderr.trim());
-        ensure!(code == Some(0), "the script ends with {code:?}: {stderr}: {script}");
+        ensure!(code == Some(0), "{first_line:?} ends with {code:?}: {stderr}");
         Ok(output.stdout.trim_end().to_owned())
+    }
+
+    /// Writes a file.
+    ///
+    /// # Errors
+    /// As [`shell`](Self::shell).
+    pub(crate) async fn write(&self, path: &str, text: &str) -> Result<()> {
+        self.shell_with_input(&format!("cat > {path}"), text).await.map(drop)
     }
 
     /// Makes a Unix socket of the machine a socket of this machine, at `local`, until the task is aborted.

@@ -20,14 +20,26 @@ use crate::{
 const PACKAGES: &str = include_str!("../../../machines/packages.toml");
 const INIT: &str = include_str!("../../../machines/init");
 const START: &str = include_str!("../../../machines/start");
-const INITTAB: &str = include_str!("../../../machines/inittab");
+/// Files of `/etc`.
+const ETC: [(&str, &str); 3] = [
+    ("inittab", include_str!("../../../machines/inittab")),
+    ("passwd", include_str!("../../../machines/passwd")),
+    ("group", include_str!("../../../machines/group")),
+];
 /// Modules that the root and the network need. The kernel loads others from the root.
 const EARLY_MODULES: [&str; 5] = ["virtio_pci", "virtio_blk", "crc32c_generic", "ext4", "overlay"];
+/// Changes with the files that [`unpack`] writes out of the same packages.
+const LAYOUT: &str = "2";
 /// Size of the root disk in bytes, and of the disk of the programs. Both are sparse.
 const DISK_BYTES: u64 = 1 << 30;
 /// Directories of packages that machines do not need.
-const UNUSED: [&str; 5] =
-    ["usr/share/doc/", "usr/share/man/", "usr/share/locale/", "usr/share/lintian/", "usr/share/bash-completion/"];
+const UNUSED: [&str; 5] = [
+    "usr/share/doc/",
+    "usr/share/man/",
+    "usr/share/locale/",
+    "usr/share/lintian/",
+    "usr/share/bash-completion/",
+];
 /// Links from the root into `/usr`, as in Debian since release 12.
 const MERGED: [&str; 4] = ["bin", "lib", "lib64", "sbin"];
 
@@ -58,8 +70,10 @@ impl MachineSystem {
     /// If apt has no version of a package, a download fails, a module is missing, or a file cannot be
     /// written.
     pub(crate) async fn prepare(run: &SuiteRun) -> Result<Self> {
-        let digest = Sha256::digest([PACKAGES, INIT, START, INITTAB].concat());
-        let digest: String = digest.iter().take(8).map(|byte| format!("{byte:02x}")).collect();
+        let etc = ETC.map(|(_, text)| text);
+        let sources = [LAYOUT, PACKAGES, INIT, START].into_iter().chain(etc).collect::<String>();
+        let digest: String =
+            Sha256::digest(sources).iter().take(8).map(|byte| format!("{byte:02x}")).collect();
         let cache = peers::cache()?.join("machines");
         let directory = cache.join(&digest);
         fs::create_dir_all(&cache)?;
@@ -120,14 +134,19 @@ async fn unpack(directory: &Path) -> Result<()> {
     fs::create_dir_all(&root)?;
     let mut tree = files(&cache, &sets.system)?;
     tree.insert("etc/machine/start", Entry::program(START.as_bytes()))?;
-    tree.insert("etc/inittab", Entry::file(INITTAB.as_bytes()))?;
+    for (name, text) in ETC {
+        tree.insert(&format!("etc/{name}"), Entry::file(text.as_bytes()))?;
+    }
     for name in ["dev", "proc", "sys", "run", "tmp", "var/lib/nfs", "opt/programs"] {
         tree.insert(name, Entry::Directory)?;
     }
     for name in MERGED {
         tree.insert(name, Entry::symlink(format!("usr/{name}")))?;
     }
-    tree.insert("usr/sbin/init", Entry::symlink("../bin/busybox"))?;
+    // The kernel runs both at these paths.
+    for name in ["init", "modprobe"] {
+        tree.insert(&format!("usr/sbin/{name}"), Entry::symlink("../bin/busybox"))?;
+    }
     tree.write_directory(&root)?;
     let busybox = root.join("usr/bin/busybox");
     add_applets(&busybox, &root).await?;
@@ -175,7 +194,8 @@ async fn index_modules(busybox: &Path, root: &Path) -> Result<Vec<PathBuf>> {
     let mut ordered: Vec<PathBuf> = Vec::new();
     for name in EARLY_MODULES {
         let file = format!("/{name}.ko");
-        let line = index.lines().find(|line| line.split(':').next().is_some_and(|path| path.ends_with(&file)));
+        let line =
+            index.lines().find(|line| line.split(':').next().is_some_and(|path| path.ends_with(&file)));
         // The kernel has a module that the index does not name.
         let Some(line) = line else {
             let builtin = fs::read_to_string(entry.path().join("modules.builtin"))?;

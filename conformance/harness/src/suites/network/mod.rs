@@ -1,21 +1,70 @@
 //! Volumes of a network: a node and a server, each a machine with Debian's kernel.
 
-use anyhow::Result;
+mod deaths;
+mod nfs;
+mod node;
 
+use std::{env, fs::File};
+
+use anyhow::{Context as _, Result};
+
+use self::node::MachineNode;
 use crate::{
     machine::{LinkEnd, Machine, MachineSystem},
     run::SuiteRun,
+    seeded_rng::seeded_rng,
 };
 
+/// Deaths of the role `node` with each kind without the variable `ROUNDS`.
+const ROUNDS: usize = 3;
+/// Size of the disk of each machine in bytes.
+const DISK_BYTES: u64 = 512 << 20;
+
 pub(super) async fn run(run: &SuiteRun) -> Result<()> {
+    let rounds = match env::var("ROUNDS") {
+        Ok(text) => text.parse().with_context(|| format!("ROUNDS={text:?}: expected a number"))?,
+        Err(_) => ROUNDS,
+    };
+    let mut rng = seeded_rng()?;
     let system = MachineSystem::prepare(run).await?;
     let [left, right] = LinkEnd::pair(run, "link");
-    let (node, server) = tokio::try_join!(
-        Machine::start(run, &system, "node", &left, &[]),
-        Machine::start(run, &system, "server", &right, &[])
+    let disk = |name: &str| {
+        let path = run.scratch().join(format!("{name}-disk"));
+        File::create(&path)?.set_len(DISK_BYTES)?;
+        anyhow::Ok(path)
+    };
+    let (node_disks, server_disks) = (&[disk("node")?], &[disk("server")?]);
+    let (machine, server) = tokio::try_join!(
+        Machine::start(run, &system, "node", &left, node_disks),
+        Machine::start(run, &system, "server", &right, server_disks)
     )?;
-    node.shell("ip address add 10.1.0.1/24 dev eth1; ip link set eth1 up").await?;
-    server.shell("ip address add 10.1.0.2/24 dev eth1; ip link set eth1 up").await?;
-    let text = node.shell("ping -c 1 10.1.0.2; uname -a; free; lsmod; mount; ls -la /opt/programs").await?;
-    run.add_note(&text)
+    tokio::try_join!(prepare_node(&machine), prepare_server(&server))?;
+    let policy = format!("[node]\nconnection-kinds = [\"nfs\"]\n{}", nfs::POLICY);
+    let node = MachineNode::start(run, &machine, &policy).await?;
+    let started = std::time::Instant::now();
+    nfs::carry_data(&node, &server).await?;
+    run.add_note(&format!("data {:?}", started.elapsed()))?;
+    nfs::reject(&node).await?;
+    run.add_note(&format!("reject {:?}", started.elapsed()))?;
+    nfs::die(run, &node, rounds, &mut rng).await?;
+    run.add_note(&format!("deaths {:?}", started.elapsed()))?;
+    Ok(())
+}
+
+/// Configures the node's link, and mounts its disk at kubelet's root, which outlives a loss of power.
+async fn prepare_node(node: &Machine) -> Result<()> {
+    let script = format!(
+        "ip address add 10.1.0.1/24 dev eth1; ip address add fd00:1::1/64 dev eth1; ip link set eth1 up
+         blkid /dev/vdc >/dev/null || mkfs.ext4 -q /dev/vdc
+         mkdir -p {0}; mount /dev/vdc {0}",
+        node::ROOT
+    );
+    node.shell(&script).await.map(drop)
+}
+
+async fn prepare_server(server: &Machine) -> Result<()> {
+    let script = "ip address add 10.1.0.2/24 dev eth1; ip address add 10.1.0.3/24 dev eth1
+                  ip address add fd00:1::2/64 dev eth1; ip link set eth1 up";
+    server.shell(script).await?;
+    nfs::start_server(server).await
 }

@@ -1,0 +1,111 @@
+//! The role `node` dies during a call of kubelet, before one of the call's effects: strace kills it when it
+//! enters a system call. kubelet then repeats the call, or removes the volume.
+
+use anyhow::{Context as _, Result, ensure};
+use fastrand::Rng;
+use tonic::Status;
+
+use super::node::{MachineNode, NetworkVolume};
+
+/// The system calls with effects outside of the process.
+const EFFECTS: &str = "fsopen,fsconfig,fsmount,move_mount,open_tree,mount_setattr,umount2,mkdirat,unlinkat,renameat,\
+                       renameat2,rename,unlink,fsync,mkdir,rmdir,ioctl,pwrite64";
+/// The highest number of a system call at which the role dies. No call of kubelet has more effects, except by
+/// its programs.
+const MAX_EFFECTS: u32 = 12;
+
+/// A call of kubelet.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum KubeletCall {
+    Stage,
+    Publish,
+    Unpublish,
+    Unstage,
+}
+
+impl KubeletCall {
+    /// In the order of a volume's life.
+    const ALL: [Self; 4] = [Self::Stage, Self::Publish, Self::Unpublish, Self::Unstage];
+
+    async fn make(self, node: &MachineNode<'_>, volume: &NetworkVolume) -> Result<(), Status> {
+        match self {
+            Self::Stage => node.stage(volume).await,
+            Self::Publish => node.publish(volume).await,
+            Self::Unpublish => node.unpublish(volume).await,
+            Self::Unstage => node.unstage(volume).await,
+        }
+    }
+}
+
+/// Plays lives of a volume until the role has died `count` times. Checks after each life that nothing of the
+/// volume is left on the node. Returns where the role died.
+///
+/// # Errors
+/// If a call fails although the role runs, or something is left.
+pub(super) async fn play(
+    node: &MachineNode<'_>,
+    volume: &NetworkVolume,
+    count: usize,
+    rng: &mut Rng,
+) -> Result<Vec<String>> {
+    let mut deaths = Vec::new();
+    while deaths.len() < count {
+        let fatal = KubeletCall::ALL[rng.usize(0..KubeletCall::ALL.len())];
+        let number = rng.u32(1..=MAX_EFFECTS);
+        let repeats = rng.bool();
+        let place = format!("{fatal:?} {number}, then {}", if repeats { "repeated" } else { "removed" });
+        if play_life(node, volume, fatal, number, repeats).await.with_context(|| place.clone())? {
+            deaths.push(place);
+        }
+    }
+    Ok(deaths)
+}
+
+/// Plays one life. Returns whether the role died.
+async fn play_life(
+    node: &MachineNode<'_>,
+    volume: &NetworkVolume,
+    fatal: KubeletCall,
+    number: u32,
+    repeats: bool,
+) -> Result<bool> {
+    let mut died = false;
+    for call in KubeletCall::ALL {
+        let result = if call == fatal {
+            let result = with_strace(node, number, call.make(node, volume)).await?;
+            died = node.machine.shell("pidof cofferdam || true").await?.is_empty();
+            ensure!(died || result.is_ok(), "the role did not die, and {call:?} failed: {result:?}");
+            if died {
+                node.restart().await?;
+                if !repeats {
+                    break;
+                }
+                call.make(node, volume).await
+            } else {
+                result
+            }
+        } else {
+            call.make(node, volume).await
+        };
+        result.with_context(|| format!("{call:?}"))?;
+    }
+    node.detach(volume).await?;
+    node.ensure_nothing_left(&volume.name).await?;
+    Ok(died)
+}
+
+/// Waits for a call while strace kills the role at its system call of this number, if the call has that many.
+async fn with_strace<T>(node: &MachineNode<'_>, number: u32, call: impl Future<Output = T>) -> Result<T> {
+    let attach = format!(
+        "pid=$(pidof cofferdam); rm -f /run/strace.log
+         strace -f -qq -p $pid -o /run/strace.log -e trace={EFFECTS} -e inject={EFFECTS}:signal=KILL:when={number} \
+         </dev/null >/dev/null 2>&1 &
+         while grep -q '^TracerPid:.0$' /proc/$pid/task/*/status; do usleep 20000; done"
+    );
+    node.machine.shell(&attach).await.context("attach strace")?;
+    let result = call.await;
+    node.machine
+        .shell("kill $(pidof strace) 2>/dev/null || true; while pidof strace; do usleep 20000; done")
+        .await?;
+    Ok(result)
+}

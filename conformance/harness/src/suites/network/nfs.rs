@@ -1,0 +1,163 @@
+//! Kind `nfs`, with the kernel's server on another machine.
+
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, Result, ensure};
+use serde_json::json;
+use tonic::Code;
+
+use super::{
+    deaths,
+    node::{MachineNode, NetworkVolume},
+};
+use crate::{machine::Machine, run::SuiteRun, wait::until};
+
+/// Starts the server. Its disk is `/dev/vdc`: exports, and the server's knowledge of its clients, with which it
+/// needs no grace period of 90 seconds after a restart. The disk is the root of all exports, because the root
+/// of a machine cannot be exported.
+const START_SERVER: &str = r"
+modprobe nfsd
+mkdir -p /disk /run/rpc_pipefs
+blkid /dev/vdc >/dev/null || mkfs.ext4 -q /dev/vdc
+mount /dev/vdc /disk
+cd /disk
+mkdir -p state/nfsdcld state/sm state/v4recovery srv/exports/one srv/exports/two srv/exports/away
+echo file > srv/exports/file
+ln -sfn two srv/exports/link
+mount --bind state /var/lib/nfs
+touch /etc/exports /var/lib/nfs/etab /var/lib/nfs/rmtab
+printf '[exports]\nrootdir=/disk\n' > /etc/nfs.conf
+mount -t nfsd nfsd /proc/fs/nfsd
+mount -t rpc_pipefs sunrpc /run/rpc_pipefs
+nfsdcld -p /run/rpc_pipefs/nfsd
+rpcbind
+exportfs -o rw,no_root_squash,no_subtree_check,insecure '*:/srv/exports'
+rpc.mountd
+rpc.nfsd 4
+";
+
+/// The policy of the node.
+pub(super) const POLICY: &str = r#"
+[[node.nfs]]
+server = "10.1.0.0/24"
+exports = ["/srv/exports/*"]
+
+[[node.nfs]]
+server = "fd00:1::/64"
+exports = ["/srv/exports/*"]
+"#;
+/// The server's addresses.
+const ADDRESSES: [&str; 2] = ["10.1.0.2", "fd00:1::2"];
+/// The server's address that goes away and returns, while [`ADDRESSES`] stay.
+const AWAY: &str = "10.1.0.3";
+/// Time limit of a server that restarts or returns.
+const RETURN_TIMEOUT: Duration = Duration::from_secs(120);
+
+fn volume(name: &str, server: &str, path: &str, version: &str) -> NetworkVolume {
+    let path = format!("/srv/exports/{path}");
+    NetworkVolume::new(name, "nfs", json!({ "server": server, "path": path, "version": version }))
+}
+
+/// Starts the server after the machine.
+pub(super) async fn start_server(server: &Machine) -> Result<()> {
+    server.shell(START_SERVER).await.context("start the NFS server").map(drop)
+}
+
+/// Volumes of every version and address carry data.
+pub(super) async fn carry_data(node: &MachineNode<'_>, server: &Machine) -> Result<()> {
+    for (number, version) in ["3", "4.1", "4.2"].into_iter().enumerate() {
+        let address = ADDRESSES[number % ADDRESSES.len()];
+        let volume = &volume(&format!("data-{version}"), address, "one", version);
+        node.attach(volume).await?;
+        let target = volume.target_path();
+        node.machine.shell(&format!("echo {version} > {target}/data; sync {target}/data")).await?;
+        ensure!(
+            server.shell("cat /disk/srv/exports/one/data").await? == version,
+            "{address} {version}: other data"
+        );
+        node.detach(volume).await?;
+        node.ensure_nothing_left(&volume.name).await?;
+    }
+    Ok(())
+}
+
+/// Volumes that the node has to reject, with the code and the texts of the error.
+pub(super) async fn reject(node: &MachineNode<'_>) -> Result<()> {
+    let server = ADDRESSES[0];
+    let rows: [(&str, NetworkVolume, Code, &[&str]); 14] = [
+        (
+            "missing export",
+            volume("r-none", server, "none", "4.2"),
+            Code::Internal,
+            &["10.1.0.2:/srv/exports/none"],
+        ),
+        (
+            "missing export, version 3",
+            volume("r-none3", server, "none", "3"),
+            Code::Internal,
+            &["/srv/exports/none"],
+        ),
+        ("a file", volume("r-file", server, "file", "4.2"), Code::FailedPrecondition, &["/srv/exports/file"]),
+        ("a link", volume("r-link", server, "link", "4.1"), Code::PermissionDenied, &["symbolic links"]),
+        (
+            "no server",
+            volume("r-gone", "10.1.0.9", "one", "4.2"),
+            Code::Internal,
+            &["10.1.0.9", "does not respond"],
+        ),
+        (
+            "no listener",
+            volume("r-refused", "10.1.0.1", "one", "4.2"),
+            Code::Internal,
+            &["10.1.0.1", "refused"],
+        ),
+        ("another network", volume("r-net", "10.2.0.2", "one", "4.2"), Code::PermissionDenied, &["10.2.0.2"]),
+        (
+            "another network, as IPv6",
+            volume("r-net6", "::ffff:10.2.0.2", "one", "4.2"),
+            Code::PermissionDenied,
+            &["10.2.0.2"],
+        ),
+        ("a port", volume("r-port", "10.1.0.2:2049", "one", "4.2"), Code::InvalidArgument, &["server"]),
+        ("a zone", volume("r-zone", "fe80::1%eth1", "one", "4.2"), Code::InvalidArgument, &["server"]),
+        ("a parent", volume("r-parent", server, "one/../../state", "4.2"), Code::InvalidArgument, &["path"]),
+        ("version 2", volume("r-v2", server, "one", "2"), Code::InvalidArgument, &["version"]),
+        (
+            "options in the path",
+            volume("r-comma", server, "one,vers=3", "4.2"),
+            Code::Internal,
+            &["one,vers=3"],
+        ),
+        (
+            "an address as option",
+            volume("r-addr", server, "one", "4.2").mounted("", &["addr=10.2.0.2"]),
+            Code::PermissionDenied,
+            &["addr"],
+        ),
+    ];
+    let mut wrong = Vec::new();
+    for (what, volume, code, texts) in rows {
+        if let Err(error) = node.ensure_rejected(&volume, code, texts).await {
+            wrong.push(format!("{what}: {error:#}"));
+        }
+    }
+    ensure!(wrong.is_empty(), "{}", wrong.join("\n"));
+    for address in ["FD00:1:0:0::2", "fd00:0001::0:2", "::ffff:10.1.0.2"] {
+        let volume = volume("spelling", address, "one", "4.2");
+        node.attach(&volume).await.with_context(|| format!("the address {address}"))?;
+        node.detach(&volume).await?;
+    }
+    node.ensure_nothing_left("spelling").await
+}
+
+/// The role dies `rounds` times during calls.
+pub(super) async fn die(
+    run: &SuiteRun,
+    node: &MachineNode<'_>,
+    rounds: usize,
+    rng: &mut fastrand::Rng,
+) -> Result<()> {
+    let volume = &volume("dying-nfs", ADDRESSES[0], "two", "4.2");
+    let deaths = deaths::play(node, volume, rounds, rng).await?;
+    run.add_note(&format!("nfs: {} deaths: {}", deaths.len(), deaths.join("; ")))
+}

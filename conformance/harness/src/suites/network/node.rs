@@ -1,0 +1,306 @@
+//! The roles `node` and `liveness` in a machine, and calls to them as kubelet makes them.
+
+use std::{collections::BTreeMap, path::PathBuf, time::Duration};
+
+use anyhow::{Context as _, Result, anyhow, ensure};
+use cofferdam_csi::v1::{
+    CapacityRange, NodeExpandVolumeRequest, NodeGetInfoRequest, NodeGetVolumeStatsRequest,
+    NodePublishVolumeRequest, NodeStageVolumeRequest, NodeUnpublishVolumeRequest, NodeUnstageVolumeRequest,
+    VolumeCapability,
+    node_client::NodeClient,
+    volume_capability::{AccessMode, AccessType, BlockVolume, MountVolume, access_mode::Mode},
+};
+use serde_json::{Value, json};
+use tokio::{task::JoinHandle, time::timeout};
+use tonic::{
+    Code, Response, Status,
+    transport::{Channel, Endpoint},
+};
+
+use crate::{backend::BackendFixture, machine::Machine, run::SuiteRun, wait::until};
+
+/// Time limit of a call. kubelet's is two minutes.
+const CALL_TIMEOUT: Duration = Duration::from_secs(90);
+const READY_TIMEOUT: Duration = Duration::from_secs(60);
+/// Directory of the roles' files in the machine.
+const DIRECTORY: &str = "/etc/cofferdam";
+/// kubelet's root in the machine.
+pub(super) const ROOT: &str = "/var/lib/kubelet";
+/// The socket in the machine.
+const SOCKET: &str = "/var/lib/kubelet/plugins/network/csi.sock";
+/// Port of the roles' HTTP endpoint in the machine.
+const HTTP_PORT: u16 = 9000;
+
+/// The roles in a machine. They run until the machine ends.
+pub(super) struct MachineNode<'a> {
+    pub(super) machine: &'a Machine,
+    /// The CSI socket on this machine.
+    socket: PathBuf,
+    forward: JoinHandle<()>,
+}
+
+impl Drop for MachineNode<'_> {
+    fn drop(&mut self) {
+        self.forward.abort();
+    }
+}
+
+impl<'a> MachineNode<'a> {
+    /// Starts the roles with a policy, which is the section `[node]` of their configuration, and waits until
+    /// they respond. The driver is `memory`: only its name and its features matter here.
+    ///
+    /// # Errors
+    /// If they do not respond. The error contains the end of their log.
+    pub(super) async fn start(run: &SuiteRun, machine: &'a Machine, policy: &str) -> Result<Self> {
+        let manifest = BackendFixture::memory(run, "machine")?.write_manifest(run).await?;
+        machine.shell(&format!("mkdir -p {DIRECTORY} {ROOT}/plugins/network")).await?;
+        machine.write(&format!("{DIRECTORY}/node.toml"), policy).await?;
+        machine.write(&format!("{DIRECTORY}/manifest.json"), &std::fs::read_to_string(manifest)?).await?;
+        let socket = run.scratch().join("machine-node.sock");
+        let forward = machine.forward(SOCKET.as_ref(), &socket)?;
+        let node = Self { machine, socket, forward };
+        node.restart().await?;
+        Ok(node)
+    }
+
+    /// Starts the roles after they have died, and waits until they respond.
+    ///
+    /// # Errors
+    /// If they do not respond. The error contains the end of their log.
+    pub(super) async fn restart(&self) -> Result<()> {
+        let command = format!(
+            "cofferdam run --role=node --role=liveness --log=cofferdam=debug,info --config={DIRECTORY}/node.toml \
+             --manifest={DIRECTORY}/manifest.json --csi-endpoint={SOCKET} --node-name=machine \
+             --kubelet-root={ROOT} --http-endpoint=127.0.0.1:{HTTP_PORT}"
+        );
+        self.machine.shell(&format!("{command} </dev/null >>/run/node.log 2>&1 &")).await?;
+        let ready = until("the role node responds", READY_TIMEOUT, async || {
+            self.call(async |client| client.node_get_info(NodeGetInfoRequest {}).await)
+                .await
+                .map_err(|status| anyhow!("{status}"))
+        })
+        .await;
+        match ready {
+            Ok(_) => Ok(()),
+            Err(error) => Err(error.context(self.machine.shell("tail -n 12 /run/node.log").await?)),
+        }
+    }
+
+    /// Kills the roles.
+    pub(super) async fn kill(&self) -> Result<()> {
+        self.machine
+            .shell("kill -9 $(pidof cofferdam); while pidof cofferdam; do usleep 20000; done")
+            .await?;
+        Ok(())
+    }
+
+    /// The health of the roles, as kubelet probes it.
+    ///
+    /// # Errors
+    /// If they are not healthy.
+    pub(super) async fn check_health(&self) -> Result<()> {
+        self.machine.shell(&format!("timeout 1 wget -q -O - http://127.0.0.1:{HTTP_PORT}/healthz")).await?;
+        Ok(())
+    }
+
+    /// A call in a connection of its own.
+    async fn call<R>(
+        &self,
+        call: impl AsyncFnOnce(&mut NodeClient<Channel>) -> Result<Response<R>, Status>,
+    ) -> Result<R, Status> {
+        let unavailable = |error: String| Status::unavailable(error);
+        let endpoint = Endpoint::from_shared(format!("unix:{}", self.socket.display()))
+            .map_err(|error| unavailable(error.to_string()))?;
+        let answer = async {
+            let channel = endpoint.connect().await.map_err(|error| unavailable(error.to_string()))?;
+            call(&mut NodeClient::new(channel)).await
+        };
+        let late = |_| Status::deadline_exceeded(format!("no response within {CALL_TIMEOUT:?}"));
+        timeout(CALL_TIMEOUT, answer).await.map_err(late)?.map(Response::into_inner)
+    }
+
+    /// Creates the directories that kubelet creates, and stages a volume.
+    pub(super) async fn stage(&self, volume: &NetworkVolume) -> Result<(), Status> {
+        let path = volume.staging_path();
+        self.make_directory(&path).await?;
+        let request = NodeStageVolumeRequest {
+            volume_id: volume.name.clone(),
+            publish_context: volume.context(),
+            staging_target_path: path,
+            volume_capability: Some(volume.capability()),
+            secrets: volume.secrets.iter().cloned().collect(),
+            ..NodeStageVolumeRequest::default()
+        };
+        self.call(async |client| client.node_stage_volume(request).await).await.map(drop)
+    }
+
+    /// Publishes a staged volume.
+    pub(super) async fn publish(&self, volume: &NetworkVolume) -> Result<(), Status> {
+        let target_path = volume.target_path();
+        let parent = target_path.rsplit_once('/').map_or("/", |(parent, _)| parent).to_owned();
+        self.make_directory(&parent).await?;
+        let request = NodePublishVolumeRequest {
+            volume_id: volume.name.clone(),
+            publish_context: volume.context(),
+            staging_target_path: volume.staging_path(),
+            target_path,
+            volume_capability: Some(volume.capability()),
+            ..NodePublishVolumeRequest::default()
+        };
+        self.call(async |client| client.node_publish_volume(request).await).await.map(drop)
+    }
+
+    /// Unpublishes a volume.
+    pub(super) async fn unpublish(&self, volume: &NetworkVolume) -> Result<(), Status> {
+        let request =
+            NodeUnpublishVolumeRequest { volume_id: volume.name.clone(), target_path: volume.target_path() };
+        self.call(async |client| client.node_unpublish_volume(request).await).await.map(drop)
+    }
+
+    /// Unstages a volume.
+    pub(super) async fn unstage(&self, volume: &NetworkVolume) -> Result<(), Status> {
+        let request = NodeUnstageVolumeRequest {
+            volume_id: volume.name.clone(),
+            staging_target_path: volume.staging_path(),
+        };
+        self.call(async |client| client.node_unstage_volume(request).await).await.map(drop)
+    }
+
+    /// Expands a published volume to at least this size in bytes, and returns its size.
+    pub(super) async fn expand(&self, volume: &NetworkVolume, bytes: i64) -> Result<i64, Status> {
+        let request = NodeExpandVolumeRequest {
+            volume_id: volume.name.clone(),
+            volume_path: volume.target_path(),
+            staging_target_path: volume.staging_path(),
+            capacity_range: Some(CapacityRange { required_bytes: bytes, limit_bytes: 0 }),
+            volume_capability: Some(volume.capability()),
+            ..NodeExpandVolumeRequest::default()
+        };
+        let answer = self.call(async |client| client.node_expand_volume(request).await).await?;
+        Ok(answer.capacity_bytes)
+    }
+
+    /// The statistics of a published volume: whether its condition is abnormal.
+    pub(super) async fn is_abnormal(&self, volume: &NetworkVolume) -> Result<bool, Status> {
+        let request = NodeGetVolumeStatsRequest {
+            volume_id: volume.name.clone(),
+            volume_path: volume.target_path(),
+            staging_target_path: volume.staging_path(),
+        };
+        let answer = self.call(async |client| client.node_get_volume_stats(request).await).await?;
+        Ok(answer.volume_condition.is_some_and(|condition| condition.abnormal))
+    }
+
+    /// Stages and publishes a volume.
+    pub(super) async fn attach(&self, volume: &NetworkVolume) -> Result<()> {
+        self.stage(volume).await.with_context(|| format!("stage {}", volume.name))?;
+        self.publish(volume).await.with_context(|| format!("publish {}", volume.name))
+    }
+
+    /// Unpublishes and unstages a volume.
+    pub(super) async fn detach(&self, volume: &NetworkVolume) -> Result<()> {
+        self.unpublish(volume).await.with_context(|| format!("unpublish {}", volume.name))?;
+        self.unstage(volume).await.with_context(|| format!("unstage {}", volume.name))
+    }
+
+    /// Checks that staging fails with this code and a message that contains each of these texts, and that it
+    /// leaves nothing behind.
+    ///
+    /// # Errors
+    /// If it succeeds, fails otherwise, or leaves something behind.
+    pub(super) async fn ensure_rejected(
+        &self,
+        volume: &NetworkVolume,
+        code: Code,
+        texts: &[&str],
+    ) -> Result<()> {
+        let name = &volume.name;
+        let result = self.stage(volume).await;
+        let Err(status) = result else { anyhow::bail!("{name} was staged: expected {code:?}") };
+        let message = status.message();
+        ensure!(
+            status.code() == code && texts.iter().all(|text| message.contains(text)),
+            "{name}: {:?}: {message}: expected {code:?} with {texts:?}",
+            status.code()
+        );
+        self.ensure_nothing_left(name).await
+    }
+
+    /// Checks that nothing is mounted for a volume of this name, and that the role has no record of it.
+    ///
+    /// # Errors
+    /// If something is left.
+    pub(super) async fn ensure_nothing_left(&self, name: &str) -> Result<()> {
+        let left = self
+            .machine
+            .shell(&format!(
+                "grep -F '/{name}/' /proc/self/mountinfo || true
+                 grep -l -F '\"{name}\"' {ROOT}/plugins/network/volumes/* 2>/dev/null || true"
+            ))
+            .await?;
+        ensure!(left.is_empty(), "left of {name}: {left}");
+        Ok(())
+    }
+
+    async fn make_directory(&self, path: &str) -> Result<(), Status> {
+        let made = self.machine.shell(&format!("mkdir -p {path}")).await;
+        made.map(drop).map_err(|error| Status::unavailable(format!("{error:#}")))
+    }
+}
+
+/// A volume as a driver publishes it to the node.
+#[derive(Clone, Debug)]
+pub(super) struct NetworkVolume {
+    /// The volume's handle, which is also part of its paths.
+    pub(super) name: String,
+    kind: &'static str,
+    fields: Value,
+    access_type: AccessType,
+    secrets: Vec<(String, String)>,
+}
+
+impl NetworkVolume {
+    /// A volume with a filesystem.
+    pub(super) fn new(name: impl Into<String>, kind: &'static str, fields: Value) -> Self {
+        let mount = AccessType::Mount(MountVolume::default());
+        Self { name: name.into(), kind, fields, access_type: mount, secrets: Vec::new() }
+    }
+
+    /// The same volume with this filesystem and these mount options.
+    pub(super) fn mounted(mut self, fs_type: &str, mount_flags: &[&str]) -> Self {
+        self.access_type = AccessType::Mount(MountVolume {
+            fs_type: fs_type.to_owned(),
+            mount_flags: mount_flags.iter().map(ToString::to_string).collect(),
+            ..MountVolume::default()
+        });
+        self
+    }
+
+    /// The same volume as a raw block volume.
+    pub(super) fn raw(mut self) -> Self {
+        self.access_type = AccessType::Block(BlockVolume {});
+        self
+    }
+
+    fn capability(&self) -> VolumeCapability {
+        VolumeCapability {
+            access_mode: Some(AccessMode { mode: Mode::SingleNodeWriter.into() }),
+            access_type: Some(self.access_type.clone()),
+        }
+    }
+
+    fn context(&self) -> BTreeMap<String, String> {
+        let info = json!({ "version": 1, "kind": self.kind, "kindVersion": 1, "fields": self.fields });
+        [("cofferdam.dev/connection-info".to_owned(), info.to_string())].into()
+    }
+
+    /// The path at which kubelet stages the volume.
+    pub(super) fn staging_path(&self) -> String {
+        format!("{ROOT}/plugins/kubernetes.io/csi/network/{}/globalmount", self.name)
+    }
+
+    /// The path of the volume in its pod.
+    pub(super) fn target_path(&self) -> String {
+        format!("{ROOT}/pods/pod/volumes/kubernetes.io~csi/{}/mount", self.name)
+    }
+}
