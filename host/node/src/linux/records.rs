@@ -20,6 +20,8 @@ use crate::{
 /// mount flags.
 const MAX_RECORD_BYTES: usize = 1 << 20;
 const RECORD_EXTENSION: &str = "json";
+/// Extension of a record that is being saved.
+const UNSAVED_EXTENSION: &str = "new";
 
 /// A directory of records, locked by this process.
 #[derive(Debug)]
@@ -30,16 +32,23 @@ pub(super) struct RecordStore {
 }
 
 impl RecordStore {
-    /// Opens and locks the directory. Creates it if it does not exist.
+    /// Opens and locks the directory. Creates it if it does not exist. Removes what a process that died while it
+    /// saved a record has left.
     ///
     /// # Errors
-    /// [`MounterSetupError`] if the directory cannot be created, opened or locked.
+    /// [`MounterSetupError`] if the directory cannot be created, opened, locked or cleaned.
     pub(super) fn open(path: &Path) -> std::result::Result<Self, MounterSetupError> {
         let fail = |source: io::Error| MounterSetupError::Records { path: path.to_owned(), source };
         fs::DirBuilder::new().recursive(true).mode(0o700).create(path).map_err(fail)?;
         let directory = File::open(path).map_err(fail)?;
         flock(&directory, FlockOperation::NonBlockingLockExclusive)
             .map_err(|_| MounterSetupError::RecordsLocked { path: path.to_owned() })?;
+        for entry in fs::read_dir(path).map_err(fail)? {
+            let file = entry.map_err(fail)?.path();
+            if file.extension().is_some_and(|extension| extension == UNSAVED_EXTENSION) {
+                fs::remove_file(file).map_err(fail)?;
+            }
+        }
         Ok(Self { path: path.to_owned(), directory })
     }
 
@@ -91,7 +100,7 @@ impl RecordStore {
             )));
         }
         let (path, new) =
-            (self.record_path(&record.volume, RECORD_EXTENSION), self.record_path(&record.volume, "new"));
+            (self.record_path(&record.volume, RECORD_EXTENSION), self.record_path(&record.volume, UNSAVED_EXTENSION));
         let mut options = OpenOptions::new();
         let mut file =
             options.write(true).create(true).truncate(true).mode(0o600).open(&new).map_err(fail)?;
@@ -160,6 +169,19 @@ mod tests {
         assert_eq!(all.readable, [record(other, false)]);
         let problem = all.all_or_error().unwrap_err().to_string();
         assert!(problem.contains(&broken.display().to_string()), "{problem}");
+    }
+
+    #[test]
+    fn an_interrupted_save_leaves_no_file() {
+        let directory = tempfile::TempDir::new().unwrap();
+        let records = RecordStore::open(directory.path()).unwrap();
+        records.save(&record("volume", true)).unwrap();
+        let unsaved = records.record_path("volume", UNSAVED_EXTENSION);
+        fs::write(&unsaved, "{").unwrap();
+        drop(records);
+        let records = RecordStore::open(directory.path()).unwrap();
+        assert!(!unsaved.exists());
+        assert_eq!(records.get("volume").unwrap(), Some(record("volume", true)));
     }
 
     #[test]

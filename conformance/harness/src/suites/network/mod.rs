@@ -3,6 +3,7 @@
 mod deaths;
 mod nfs;
 mod node;
+mod writer;
 
 use std::{env, fs::File};
 
@@ -34,21 +35,21 @@ pub(super) async fn run(run: &SuiteRun) -> Result<()> {
         anyhow::Ok(path)
     };
     let (node_disks, server_disks) = (&[disk("node")?], &[disk("server")?]);
-    let (machine, server) = tokio::try_join!(
+    let (machine, mut server) = tokio::try_join!(
         Machine::start(run, &system, "node", &left, node_disks),
         Machine::start(run, &system, "server", &right, server_disks)
     )?;
     tokio::try_join!(prepare_node(&machine), prepare_server(&server))?;
     let policy = format!("[node]\nconnection-kinds = [\"nfs\"]\n{}", nfs::POLICY);
     let node = MachineNode::start(run, &machine, &policy).await?;
-    let started = std::time::Instant::now();
     nfs::carry_data(&node, &server).await?;
-    run.add_note(&format!("data {:?}", started.elapsed()))?;
+    let outage = nfs::Outage::begin(&node, &server).await?;
+    outage.use_neighbours(run).await?;
+    outage.remove_volume().await?;
     nfs::reject(&node).await?;
-    run.add_note(&format!("reject {:?}", started.elapsed()))?;
     nfs::die(run, &node, rounds, &mut rng).await?;
-    run.add_note(&format!("deaths {:?}", started.elapsed()))?;
-    Ok(())
+    outage.end(run).await?;
+    nfs::restart_server(run, &node, &mut server).await
 }
 
 /// Configures the node's link, and mounts its disk at kubelet's root, which outlives a loss of power.
