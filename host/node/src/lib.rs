@@ -22,6 +22,7 @@ mod mount_point;
 mod mounter;
 mod nfs;
 mod node;
+mod onc_rpc;
 mod path;
 mod policy;
 mod record;

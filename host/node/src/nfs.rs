@@ -42,6 +42,16 @@ impl NfsVersion {
     }
 }
 
+impl NfsVersion {
+    /// Returns the version of the RPC program.
+    pub(crate) const fn major(self) -> u32 {
+        match self {
+            Self::V3 => 3,
+            Self::V4_1 | Self::V4_2 => 4,
+        }
+    }
+}
+
 /// The server of an export.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum NfsServer {

@@ -1,6 +1,7 @@
 //! Mounts of NFS exports, without the program `mount.nfs`: the kernel needs the server's address.
 
 use std::{
+    io::{self, Read as _, Write as _},
     net::{IpAddr, SocketAddr, TcpStream, ToSocketAddrs as _},
     time::Duration,
 };
@@ -10,13 +11,14 @@ use crate::{
     error::MounterError,
     mount_options::MountOptions,
     nfs::{NfsExport, NfsVersion},
+    onc_rpc,
     path::KubeletPath,
 };
 
 /// Port of NFS servers (RFC 8881).
 const PORT: u16 = 2049;
-/// Maximum time until the server accepts a connection. The kernel itself would try for minutes.
-const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
+/// Maximum time until the server accepts a connection, and again until it responds.
+const PROBE_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Returns the addresses of a host name.
 pub(super) fn resolve(name: &str) -> Result<Vec<IpAddr>> {
@@ -26,7 +28,8 @@ pub(super) fn resolve(name: &str) -> Result<Vec<IpAddr>> {
     if addresses.is_empty() { Err(failed("it has no address".to_owned())) } else { Ok(addresses) }
 }
 
-/// Mounts an export from the server's address. Fails if the server accepts no connection in time.
+/// Mounts an export from the server's address. Fails if no NFS server of the export's version responds there in
+/// time: the kernel would wait without a limit, and would mount no export of NFS 4 from another server meanwhile.
 pub(super) fn mount(
     export: &NfsExport,
     address: IpAddr,
@@ -34,7 +37,7 @@ pub(super) fn mount(
     path: &KubeletPath,
 ) -> Result<()> {
     let server = SocketAddr::new(address, PORT);
-    TcpStream::connect_timeout(&server, CONNECT_TIMEOUT).map_err(|error| {
+    probe(server, export.version).map_err(|error| {
         MounterError::Failed(format!(
             "the NFS server {} does not respond on {server}: {error}",
             export.server
@@ -52,4 +55,25 @@ pub(super) fn mount(
         options.data.push(("nolock".to_owned(), None));
     }
     mounts::mount(mounts::NFS, &export.source(), &options, &extra, path)
+}
+
+/// Calls the null procedure of a version of NFS.
+fn probe(server: SocketAddr, version: NfsVersion) -> std::result::Result<(), String> {
+    let text = |error: io::Error| match error.kind() {
+        io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut => {
+            format!("no response within {PROBE_TIMEOUT:?}")
+        }
+        io::ErrorKind::UnexpectedEof => "it closed the connection".to_owned(),
+        _ => error.to_string(),
+    };
+    let mut stream = TcpStream::connect_timeout(&server, PROBE_TIMEOUT).map_err(text)?;
+    stream.set_read_timeout(Some(PROBE_TIMEOUT)).map_err(text)?;
+    stream.set_write_timeout(Some(PROBE_TIMEOUT)).map_err(text)?;
+    let xid = std::process::id();
+    stream.write_all(&onc_rpc::null_call(xid, version.major())).map_err(text)?;
+    let mut mark = [0; onc_rpc::MARK_BYTES];
+    stream.read_exact(&mut mark).map_err(text)?;
+    let mut reply = vec![0; onc_rpc::reply_length(mark)?];
+    stream.read_exact(&mut reply).map_err(text)?;
+    onc_rpc::check_null_reply(&reply, xid)
 }

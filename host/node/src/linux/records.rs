@@ -99,8 +99,10 @@ impl RecordStore {
                 text.len()
             )));
         }
-        let (path, new) =
-            (self.record_path(&record.volume, RECORD_EXTENSION), self.record_path(&record.volume, UNSAVED_EXTENSION));
+        let (path, new) = (
+            self.record_path(&record.volume, RECORD_EXTENSION),
+            self.record_path(&record.volume, UNSAVED_EXTENSION),
+        );
         let mut options = OpenOptions::new();
         let mut file =
             options.write(true).create(true).truncate(true).mode(0o600).open(&new).map_err(fail)?;

@@ -145,6 +145,22 @@ pub(super) async fn reject(node: &MachineNode<'_>) -> Result<()> {
         }
     }
     ensure!(wrong.is_empty(), "{}", wrong.join("\n"));
+    for (answer, text) in [("sleep 600", "no response within"), ("yes", "not one of RPC"), ("true", "closed")]
+    {
+        node.machine
+            .shell(&format!("nc -ll -p 2049 -e {answer} </dev/null >/dev/null 2>&1 & echo $! > /run/nc"))
+            .await?;
+        let mute = volume("mute", "10.1.0.1", "one", "4.2");
+        let neighbour = volume("beside-mute", ADDRESSES[0], "one", "4.2");
+        let others = async {
+            node.attach(&neighbour).await?;
+            node.detach(&neighbour).await
+        };
+        let texts = ["10.1.0.1", text];
+        let rejected = node.ensure_rejected(&mute, Code::Internal, &texts);
+        tokio::try_join!(rejected, others).with_context(|| format!("a server that answers by {answer:?}"))?;
+        node.machine.shell("kill $(cat /run/nc); killall -q sleep yes || true").await?;
+    }
     for address in ["FD00:1:0:0::2", "fd00:0001::0:2", "::ffff:10.1.0.2"] {
         let volume = volume("spelling", address, "one", "4.2");
         node.attach(&volume).await.with_context(|| format!("the address {address}"))?;
@@ -200,7 +216,8 @@ impl<'a> Outage<'a> {
         let neighbours = async {
             let mut longest = Duration::ZERO;
             for number in 0..5 {
-                let volume = &volume(&format!("neighbour-{number}"), ADDRESSES[0], "one", "4.2");
+                // With version 4, both addresses are one server for the kernel.
+                let volume = &volume(&format!("neighbour-{number}"), ADDRESSES[0], "one", "3");
                 let started = Instant::now();
                 node.attach(volume).await.context("while a server is away")?;
                 longest = longest.max(started.elapsed());
