@@ -7,6 +7,7 @@ use serde::Deserialize;
 
 use crate::{
     nfs::{InvalidExport, NfsExport},
+    nvme::{InvalidNamespace, NvmeNamespace},
     path::{PathError, RelativePath},
 };
 
@@ -31,14 +32,16 @@ pub enum ConnectionKind {
     LocalDevice,
     /// An exported directory of an NFS server.
     Nfs,
+    /// A namespace of an NVMe subsystem, over TCP.
+    NvmeTcp,
     /// No storage: the node mounts an empty read-only directory.
     None,
 }
 
 impl ConnectionKind {
     /// All kinds.
-    pub const ALL: [Self; 6] =
-        [Self::Directory, Self::Image, Self::Tmpfs, Self::LocalDevice, Self::Nfs, Self::None];
+    pub const ALL: [Self; 7] =
+        [Self::Directory, Self::Image, Self::Tmpfs, Self::LocalDevice, Self::Nfs, Self::NvmeTcp, Self::None];
 
     /// Returns the name used in connection info.
     pub const fn as_str(self) -> &'static str {
@@ -48,6 +51,7 @@ impl ConnectionKind {
             Self::Tmpfs => "tmpfs",
             Self::LocalDevice => "local-device",
             Self::Nfs => "nfs",
+            Self::NvmeTcp => "nvme-tcp",
             Self::None => "none",
         }
     }
@@ -106,6 +110,9 @@ pub enum InvalidConnection {
     /// The NFS export is invalid.
     #[error(transparent)]
     Export(#[from] InvalidExport),
+    /// The NVMe namespace is invalid.
+    #[error(transparent)]
+    Namespace(#[from] InvalidNamespace),
     /// The size is invalid.
     #[error("the connection info's size is {size:?}: expected a positive decimal number of bytes")]
     Size {
@@ -145,6 +152,8 @@ pub enum NodeConnection {
     },
     /// An exported directory of an NFS server.
     Nfs(NfsExport),
+    /// A namespace of an NVMe subsystem, over TCP.
+    NvmeTcp(NvmeNamespace),
     /// No storage: the node mounts an empty read-only directory.
     None,
 }
@@ -158,6 +167,7 @@ impl NodeConnection {
             Self::Tmpfs { .. } => ConnectionKind::Tmpfs,
             Self::LocalDevice { .. } => ConnectionKind::LocalDevice,
             Self::Nfs(_) => ConnectionKind::Nfs,
+            Self::NvmeTcp(_) => ConnectionKind::NvmeTcp,
             Self::None => ConnectionKind::None,
         }
     }
@@ -186,6 +196,11 @@ impl NodeConnection {
                 let (server, path) = (take_field("server")?, take_field("path")?);
                 Self::Nfs(NfsExport::parse(&server, &path, &take_field("version")?)?)
             }
+            ConnectionKind::NvmeTcp => {
+                let (portals, nqn) = (take_field("portals")?, take_field("nqn")?);
+                let (nguid, uuid) = (fields.remove("nguid"), fields.remove("uuid"));
+                Self::NvmeTcp(NvmeNamespace::parse(&portals, &nqn, nguid.as_deref(), uuid.as_deref())?)
+            }
             ConnectionKind::None => Self::None,
         };
         match fields.into_keys().next() {
@@ -212,6 +227,13 @@ fn parse_stable_id(stable_id: String) -> Result<String, InvalidConnection> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::nvme::{NamespaceId, Nqn};
+
+    const NVME_FIELDS: &[(&str, &str)] = &[
+        ("portals", "10.0.0.5"),
+        ("nqn", "nqn.2024-01.com.example:a"),
+        ("nguid", "11111111111111111111111111111111"),
+    ];
 
     fn record(kind: &str, version: u32, fields: &[(&str, &str)]) -> ConnectionInfo {
         let fields = fields.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect();
@@ -234,13 +256,25 @@ mod tests {
                 record("nfs", 1, &[("server", "10.0.0.5"), ("path", "/srv/a"), ("version", "4.2")]),
                 NodeConnection::Nfs(NfsExport::parse("10.0.0.5", "/srv/a", "4.2").unwrap()),
             ),
+            (
+                record("nvme-tcp", 1, NVME_FIELDS),
+                NodeConnection::NvmeTcp(NvmeNamespace {
+                    nqn: Nqn::parse("nqn.2024-01.com.example:a").unwrap(),
+                    portals: vec!["10.0.0.5:4420".parse().unwrap()],
+                    id: NamespaceId::Nguid([0x11; 16]),
+                }),
+            ),
             (record("none", 1, &[]), NodeConnection::None),
         ];
         for (record, expected) in good {
             assert_eq!(NodeConnection::parse(&record), Ok(expected));
         }
         type Row = (&'static str, u32, &'static [(&'static str, &'static str)]);
-        let bad: [Row; 23] = [
+        let bad: [Row; 27] = [
+            ("nvme-tcp", 1, &[("portals", "10.0.0.5"), ("nqn", "nqn.2024-01.com.example:a")]),
+            ("nvme-tcp", 1, &[("portals", "10.0.0.5"), ("nguid", "11111111111111111111111111111111")]),
+            ("nvme-tcp", 2, NVME_FIELDS),
+            ("nvme-tcp", 1, &[("portals", "10.0.0.5"), ("nqn", "a"), ("nguid", "1"), ("nsid", "1")]),
             ("", 1, &[]),
             ("csi", 1, &[]),
             ("nfs", 1, &[]),

@@ -16,12 +16,15 @@ mod error;
 mod file;
 mod filesystem;
 mod liveness;
+mod locks;
 mod manifest;
 mod mount_options;
 mod mount_point;
 mod mounter;
+mod network;
 mod nfs;
 mod node;
+mod nvme;
 mod onc_rpc;
 mod path;
 mod policy;
@@ -47,6 +50,10 @@ pub use mount_point::{MountAttributes, MountPoint};
 pub use mounter::{BindSource, Mounter, PathInfo};
 pub use nfs::{InvalidExport, NfsExport, NfsRule, NfsRuleError, NfsServer, NfsVersion};
 pub use node::{ExpandRequest, NodeVolumes, PublishInlineRequest, PublishRequest, StageRequest, VolumeStats};
+pub use nvme::{
+    ControllerState, InvalidNamespace, NamespaceId, Nqn, NvmeController, NvmeDisk, NvmeHost, NvmeNamespace,
+    NvmeRule, NvmeRuleError,
+};
 pub use path::{KubeletPath, KubeletRootError, KubeletRoots, PathError, RelativePath, RootedPath};
 pub use policy::{InlinePolicy, NodePolicy, PatternError, PolicyError, StableIdPattern};
 pub use record::{TargetRecord, VolumeRecord, VolumeRecords};

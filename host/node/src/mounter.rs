@@ -1,6 +1,6 @@
 //! The interface to the operating system: queries, and effects of one step each.
 
-use std::net::IpAddr;
+use std::net::{IpAddr, SocketAddr};
 
 use crate::{
     block_device::{Device, DeviceContent, DeviceInfo, LoopDevice},
@@ -10,6 +10,7 @@ use crate::{
     mount_options::MountOptions,
     mount_point::{MountAttributes, MountPoint},
     nfs::NfsExport,
+    nvme::{Nqn, NvmeController, NvmeDisk, NvmeNamespace},
     path::{KubeletPath, RootedPath},
     record::{VolumeRecord, VolumeRecords},
 };
@@ -91,6 +92,33 @@ pub trait Mounter: Send + Sync {
     /// # Errors
     /// [`MounterError::Failed`] if it cannot be resolved, or has no address.
     fn resolve(&self, name: &str) -> Result<Vec<IpAddr>>;
+
+    /// Returns messages about the users of a device: mounts of its filesystem or its node, partitions, holders,
+    /// swap. If the device has none of them and `may_open` is true, opens it to find an exclusive opener; the
+    /// storage of a device that does not respond can delay that for a long time.
+    ///
+    /// # Errors
+    /// [`MounterError`]
+    fn device_users(&self, device: &Device, may_open: bool) -> Result<Vec<String>>;
+
+    /// Opens a device. Until the result is dropped, the kernel gives its name and its number to no other device.
+    ///
+    /// # Errors
+    /// [`MounterError`], also if another device has the name.
+    fn hold_device(&self, device: &Device) -> Result<Box<dyn Send>>;
+
+    /// Returns the controllers with the transport TCP.
+    ///
+    /// # Errors
+    /// [`MounterError`]
+    fn nvme_controllers(&self) -> Result<Vec<NvmeController>>;
+
+    /// Returns the disks of all NVMe namespaces. If none has the identifier of `awaited`, waits for it for at
+    /// most 10 seconds: the kernel finds the namespaces of a new controller in the background.
+    ///
+    /// # Errors
+    /// [`MounterError`]
+    fn nvme_disks(&self, awaited: Option<&NvmeNamespace>) -> Result<Vec<NvmeDisk>>;
 
     /// Probes the content of a device.
     ///
@@ -229,6 +257,27 @@ pub trait Mounter: Send + Sync {
         options: &MountOptions,
         path: &KubeletPath,
     ) -> Result<()>;
+
+    /// Effect: connects a controller to a subsystem, with the host NQN of this node role. Succeeds if it is
+    /// connected.
+    ///
+    /// # Errors
+    /// [`MounterError`], also if the portal accepts no connection in time, or the subsystem rejects this node.
+    fn nvme_connect(&self, nqn: &Nqn, portal: SocketAddr) -> Result<()>;
+
+    /// Effect: disconnects a controller. Its disks disappear, unless another controller has them. The kernel does
+    /// not refuse this while a disk is in use. Succeeds if the controller does not exist.
+    ///
+    /// # Errors
+    /// [`MounterError`]
+    fn nvme_disconnect(&self, controller: &NvmeController) -> Result<()>;
+
+    /// Effect: makes a controller read the sizes of its namespaces again. Waits for at most 5 seconds until the
+    /// device has at least `size` bytes.
+    ///
+    /// # Errors
+    /// [`MounterError`]
+    fn nvme_rescan(&self, controller: &NvmeController, device: &Device, size: u64) -> Result<()>;
 
     /// Effect: changes the size of a mounted tmpfs, in bytes.
     ///

@@ -1,14 +1,11 @@
 //! NFS exports: the fields of kind `nfs`, and the rules of the policy that allow them.
 
-use std::{
-    fmt,
-    net::{IpAddr, Ipv6Addr},
-};
+use std::{fmt, net::IpAddr};
 
 use ipnet::IpNet;
 use serde::{Deserialize, Deserializer, de};
 
-use crate::path::RelativePath;
+use crate::{network::parse_network, path::RelativePath};
 
 /// Maximum length of a mount's source in bytes: the kernel's limit for a value of fsconfig(2), with a null byte.
 const MAX_SOURCE_BYTES: usize = 255;
@@ -323,19 +320,6 @@ impl NfsRule {
         let is_allowed = is_server && self.exports.iter().any(|pattern| pattern.matches(&export.path));
         if is_allowed { &self.addresses } else { &[] }
     }
-}
-
-/// Parses an address or a network in the form that has one meaning. IPv4 in IPv6 notation is none.
-fn parse_network(text: &str) -> Option<IpNet> {
-    let (start, _) = text.split_once('/').unwrap_or((text, ""));
-    let address = start.parse::<IpAddr>().ok()?;
-    let network = if start == text { IpNet::from(address) } else { text.parse().ok()? };
-    let is_mapped = matches!(address, IpAddr::V6(address) if is_mapped(address));
-    (!is_mapped && network.network() == address).then_some(network)
-}
-
-fn is_mapped(address: Ipv6Addr) -> bool {
-    address.to_ipv4_mapped().is_some()
 }
 
 impl<'de> Deserialize<'de> for NfsRule {

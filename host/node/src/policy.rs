@@ -9,12 +9,13 @@ use crate::{
     connection::{ConnectionKind, NodeConnection},
     connector::{
         Connector, DirectoryConnector, ImageConnector, LocalDeviceConnector, NfsConnector, NoneConnector,
-        TmpfsConnector,
+        NvmeConnector, TmpfsConnector,
     },
     error::NodeError,
     filesystem::Filesystem,
     mount_point::MountAttributes,
     nfs::NfsRule,
+    nvme::{DEFAULT_HOST_NQN, InvalidNamespace, NvmeHost, NvmeRule},
     path::RootedPath,
 };
 
@@ -54,7 +55,7 @@ pub enum PolicyError {
         /// The kind.
         kind: ConnectionKind,
     },
-    /// Kind `image` or `local-device` is allowed, but no filesystem is.
+    /// Kind `image`, `local-device` or `nvme-tcp` is allowed, but no filesystem is.
     #[error("filesystems is empty: expected ext4, xfs, or both")]
     NoFilesystems,
     /// A root is not an absolute path, is `/`, or has an empty name, `.` or `..` or a name that is too long.
@@ -144,6 +145,12 @@ pub struct NodePolicy {
     /// Servers and exports of kind `nfs`.
     #[serde(default)]
     pub nfs: Vec<NfsRule>,
+    /// Portals and subsystems of kind `nvme-tcp`.
+    #[serde(default)]
+    pub nvme_tcp: Vec<NvmeRule>,
+    /// The host NQN of the node, in which `{node}` stands for the name of the Node. If absent,
+    /// `nqn.2026-11.dev.cofferdam:{node}`.
+    pub nvme_host_nqn: Option<String>,
     /// Maximum size in bytes of one volume of kind `tmpfs`. `None` unless the kind is allowed.
     pub tmpfs_max_bytes: Option<u64>,
     /// Filesystems that may be mounted from devices and created on blank ones. If a volume requests none, the
@@ -175,6 +182,8 @@ impl Default for NodePolicy {
             image_root: None,
             stable_ids: Vec::new(),
             nfs: Vec::new(),
+            nvme_tcp: Vec::new(),
+            nvme_host_nqn: None,
             tmpfs_max_bytes: None,
             filesystems: default_filesystems(),
             allow_suid: false,
@@ -196,6 +205,7 @@ impl NodePolicy {
             (ConnectionKind::Image, "image-root", self.image_root.is_some()),
             (ConnectionKind::LocalDevice, "stable-ids", !self.stable_ids.is_empty()),
             (ConnectionKind::Nfs, "nfs", !self.nfs.is_empty()),
+            (ConnectionKind::NvmeTcp, "nvme-tcp", !self.nvme_tcp.is_empty()),
             (ConnectionKind::Tmpfs, "tmpfs-max-bytes", self.tmpfs_max_bytes.is_some()),
         ];
         for (kind, setting, is_set) in requirements {
@@ -206,9 +216,7 @@ impl NodePolicy {
                 return Err(PolicyError::UnusedSetting { setting, kind });
             }
         }
-        if (has_kind(ConnectionKind::Image) || has_kind(ConnectionKind::LocalDevice))
-            && self.filesystems.is_empty()
-        {
+        if self.uses_devices() && self.filesystems.is_empty() {
             return Err(PolicyError::NoFilesystems);
         }
         for root in self.directory_root.iter().chain(&self.image_root) {
@@ -223,6 +231,26 @@ impl NodePolicy {
     /// Returns true if a kind is allowed.
     pub fn has_kind(&self, kind: ConnectionKind) -> bool {
         self.connection_kinds.contains(&kind)
+    }
+
+    /// Returns true if a kind is allowed whose volumes are block devices.
+    pub(crate) fn uses_devices(&self) -> bool {
+        [ConnectionKind::Image, ConnectionKind::LocalDevice, ConnectionKind::NvmeTcp]
+            .into_iter()
+            .any(|kind| self.has_kind(kind))
+    }
+
+    /// Returns the names by which a node identifies itself to NVMe subsystems; absent if they are invalid and kind
+    /// `nvme-tcp` is not allowed.
+    ///
+    /// # Errors
+    /// [`InvalidNamespace::Nqn`] if the host NQN is invalid, for example too long.
+    pub fn nvme_host(&self, node: &str) -> Result<Option<NvmeHost>, InvalidNamespace> {
+        let template = self.nvme_host_nqn.as_deref().unwrap_or(DEFAULT_HOST_NQN);
+        match NvmeHost::new(template, node) {
+            Err(error) if self.has_kind(ConnectionKind::NvmeTcp) => Err(error),
+            host => Ok(host.ok()),
+        }
     }
 
     /// Returns the attributes that mounts must have: `nosuid` and `nodev`, unless the policy allows their
@@ -244,6 +272,7 @@ impl NodePolicy {
             NodeConnection::Tmpfs { .. }
             | NodeConnection::LocalDevice { .. }
             | NodeConnection::Nfs(_)
+            | NodeConnection::NvmeTcp(_)
             | NodeConnection::None => return None,
         };
         let root = root.as_ref()?.trim_end_matches('/').to_owned();
@@ -251,9 +280,12 @@ impl NodePolicy {
     }
 
     /// Returns true if two volumes have the same directory, image or export, or one lies in that of the other,
-    /// although the policy does not allow that.
+    /// although the policy does not allow that. Also if they have the same NVMe namespace.
     pub(crate) fn conflicts(&self, one: &NodeConnection, other: &NodeConnection) -> bool {
         let overlaps = match (one, other) {
+            (NodeConnection::NvmeTcp(one), NodeConnection::NvmeTcp(other)) => {
+                return one.id.bytes() == other.id.bytes();
+            }
             (NodeConnection::Nfs(one), NodeConnection::Nfs(other)) => one.overlaps(other),
             (one, other) => {
                 let paths = self.rooted_path(one).zip(self.rooted_path(other));
@@ -306,6 +338,12 @@ impl NodePolicy {
                 }
                 Box::new(NfsConnector { export: export.clone(), addresses })
             }
+            NodeConnection::NvmeTcp(namespace) => {
+                if let Some(portal) = NvmeRule::denied_portal(&self.nvme_tcp, namespace) {
+                    return Err(denied(format!("the NVMe subsystem {} at {portal}", namespace.nqn)));
+                }
+                Box::new(NvmeConnector(namespace.clone()))
+            }
             NodeConnection::None => Box::new(NoneConnector),
         })
     }
@@ -357,9 +395,13 @@ mod tests {
             assert!(!ok(directory(root)), "{root:?}");
         }
         assert!(!ok(NodePolicy { image_root: Some("/srv".to_owned()), ..NodePolicy::default() }));
-        for kind in
-            [ConnectionKind::Image, ConnectionKind::Tmpfs, ConnectionKind::LocalDevice, ConnectionKind::Nfs]
-        {
+        for kind in [
+            ConnectionKind::Image,
+            ConnectionKind::Tmpfs,
+            ConnectionKind::LocalDevice,
+            ConnectionKind::Nfs,
+            ConnectionKind::NvmeTcp,
+        ] {
             assert!(!ok(NodePolicy { connection_kinds: [kind].into(), ..NodePolicy::default() }), "{kind}");
         }
         assert!(ok(NodePolicy { connection_kinds: [ConnectionKind::None].into(), ..NodePolicy::default() }));

@@ -1,13 +1,18 @@
 //! The fake host: what kubelet, an operator and a test can do with it.
 
-use std::{net::IpAddr, sync::Arc};
+use std::{
+    net::{IpAddr, SocketAddr},
+    sync::Arc,
+};
 
-use cofferdam_node::{Device, DeviceContent, FileId, MountPoint};
+use cofferdam_node::{
+    ControllerState, Device, DeviceContent, FileId, MountPoint, NamespaceId, NvmeController, NvmeNamespace,
+};
 use parking_lot::{Mutex, MutexGuard};
 
 use crate::{
     disk::{BackingStorage, FakeDisk, SharedDisks},
-    state::{Entry, OperatorStorage, ROOT_DEVICE, Result, State, missing},
+    state::{Entry, FakeNamespace, OperatorStorage, ROOT_DEVICE, Result, State, missing},
 };
 
 /// Files, mounts and devices of a node. All clones are the same host.
@@ -32,12 +37,14 @@ impl FakeHost {
         self.lock().violations.clone()
     }
 
-    /// Mounts and loop devices that remain, for display.
+    /// Mounts, loop devices and NVMe controllers of the node role that remain, for display.
     pub fn leftover_mounts(&self) -> Vec<String> {
         let state = self.lock();
         let mounts = state.mounts.iter().map(|mounted| format!("{} is mounted", mounted.path));
         let loops = state.loops.iter().map(|one| format!("{} is attached", one.device.device));
-        mounts.chain(loops).collect()
+        let controllers = state.controllers.iter().filter(|controller| controller.is_own);
+        let controllers = controllers.map(|controller| format!("{} is connected", controller.name));
+        mounts.chain(loops).chain(controllers).collect()
     }
 
     /// Mounts, loop devices, and files and directories of pods and volumes that remain, for display.
@@ -119,6 +126,74 @@ impl FakeHost {
         state.disks.set(BackingStorage::Device(stable_id.to_owned()), FakeDisk::new(content, size));
     }
 
+    /// Adds a namespace that an NVMe subsystem allows to this node: the node has its disk while a portal is
+    /// connected. Another call with the same `name` adds another identifier or portal of the same storage.
+    pub fn add_namespace(&self, name: &str, namespace: &NvmeNamespace, size: u64, content: DeviceContent) {
+        let mut state = self.lock();
+        state.disks.set(BackingStorage::Device(name.to_owned()), FakeDisk::new(content, size));
+        let (nguid, uuid) = match namespace.id {
+            NamespaceId::Nguid(nguid) => (Some(nguid), None),
+            NamespaceId::Uuid(uuid) => (None, Some(uuid)),
+        };
+        state.namespaces.push(FakeNamespace {
+            nqn: namespace.nqn.to_string(),
+            portals: namespace.portals.clone(),
+            nguid,
+            uuid,
+            size,
+            disk: name.to_owned(),
+        });
+        state.update_nvme_disks();
+    }
+
+    /// Sets the UUID of a namespace that was added with an NGUID.
+    pub fn set_namespace_uuid(&self, name: &str, uuid: [u8; 16]) {
+        for namespace in self.lock().namespaces.iter_mut().filter(|namespace| namespace.disk == name) {
+            namespace.uuid = Some(uuid);
+        }
+    }
+
+    /// Changes the size of a namespace in bytes. A smaller size reaches the disk immediately, a larger one when a
+    /// controller reads it again.
+    pub fn resize_namespace(&self, name: &str, size: u64) {
+        let mut state = self.lock();
+        for namespace in state.namespaces.iter_mut().filter(|namespace| namespace.disk == name) {
+            namespace.size = size;
+        }
+        if let Some(disk) = state.attached_disks.get_mut(name) {
+            disk.size = disk.size.min(size);
+        }
+    }
+
+    /// Connects an NVMe controller, as an administrator does.
+    pub fn connect_controller(&self, nqn: &str, portal: SocketAddr) {
+        self.lock().connect_controller(nqn, portal, false);
+    }
+
+    /// Sets the state of all NVMe controllers.
+    pub fn set_controller_state(&self, new_state: ControllerState) {
+        for controller in &mut self.lock().controllers {
+            controller.state = new_state;
+        }
+    }
+
+    /// Returns the connected NVMe controllers.
+    pub fn controllers(&self) -> Vec<NvmeController> {
+        self.lock().controllers.clone()
+    }
+
+    /// Adds a user of a disk, other than a mount.
+    pub fn add_disk_user(&self, name: &str, user: &str) {
+        if let Some(disk) = self.lock().attached_disks.get_mut(name) {
+            disk.users.push(user.to_owned());
+        }
+    }
+
+    /// Returns the content of a disk.
+    pub fn disk(&self, name: &str) -> FakeDisk {
+        self.lock().disks.get(&BackingStorage::Device(name.to_owned()))
+    }
+
     /// Adds an image of a size in bytes, and its directory.
     ///
     /// # Errors
@@ -186,11 +261,13 @@ impl FakeHost {
         }
     }
 
-    /// Reboots the host: its mounts and loop devices are lost, and its files, disks and images remain.
+    /// Reboots the host: its mounts, loop devices and NVMe controllers are lost, and its files, disks and images remain.
     pub fn reboot(&self) {
         let mut state = self.lock();
         state.mounts.clear();
         state.loops.clear();
+        state.controllers.clear();
+        state.update_nvme_disks();
     }
 
     pub(crate) fn lock(&self) -> MutexGuard<'_, State> {

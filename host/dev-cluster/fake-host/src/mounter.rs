@@ -1,12 +1,16 @@
 //! The [`Mounter`] of a fake host. Each method changes the fake host as Linux would change a machine, and
 //! records a violation if a driver's Node service must not call it in this state.
 
-use std::{collections::BTreeMap, net::IpAddr, sync::Arc};
+use std::{
+    collections::BTreeMap,
+    net::{IpAddr, SocketAddr},
+    sync::Arc,
+};
 
 use cofferdam_node::{
     BindSource, Device, DeviceContent, DeviceInfo, FileId, Filesystem, FilesystemUsage, KubeletPath,
-    LoopDevice, MountAttributes, MountOptions, MountPoint, Mounter, MounterError, NfsExport, NfsServer,
-    PathInfo, PathKind, RootedPath, VolumeRecord, VolumeRecords,
+    LoopDevice, MountAttributes, MountOptions, MountPoint, Mounter, MounterError, NfsExport, NfsServer, Nqn,
+    NvmeController, NvmeDisk, NvmeNamespace, PathInfo, PathKind, RootedPath, VolumeRecord, VolumeRecords,
 };
 use parking_lot::Mutex;
 
@@ -14,8 +18,8 @@ use crate::{
     disk::FakeDisk,
     host::FakeHost,
     state::{
-        AttachedLoop, DEVICE_SIZE, DEVTMPFS_DEVICE, Entry, LOOP_MAJOR, NO_DEVICE_MAJOR, OperatorStorage,
-        ROOT_DEVICE, RecordedMount, Result, failed, is_staging_path, missing, plain_mount,
+        AttachedLoop, DEVICE_SIZE, DEVTMPFS_DEVICE, Entry, FakeNamespace, LOOP_MAJOR, NO_DEVICE_MAJOR,
+        OperatorStorage, ROOT_DEVICE, RecordedMount, Result, failed, is_staging_path, missing, plain_mount,
     },
 };
 
@@ -76,6 +80,40 @@ impl Mounter for FakeMounter {
             Some(addresses) => Ok(addresses.clone()),
             None => failed(format!("the name {name} is unknown")),
         }
+    }
+
+    fn device_users(&self, device: &Device, _: bool) -> Result<Vec<String>> {
+        let state = self.host.lock();
+        let disks = state.attached_disks.values().filter(|disk| disk.number == device.number);
+        let mut users: Vec<String> = disks.flat_map(|disk| disk.users.clone()).collect();
+        if state.is_mounted(device.number) {
+            users.push("a mount".to_owned());
+        }
+        Ok(users)
+    }
+
+    fn hold_device(&self, device: &Device) -> Result<Box<dyn Send>> {
+        self.host.lock().read_device(device)?;
+        Ok(Box::new(()))
+    }
+
+    fn nvme_controllers(&self) -> Result<Vec<NvmeController>> {
+        Ok(self.host.lock().controllers.clone())
+    }
+
+    fn nvme_disks(&self, _: Option<&NvmeNamespace>) -> Result<Vec<NvmeDisk>> {
+        let state = self.host.lock();
+        let disk = |namespace: &FakeNamespace| {
+            let disk = state.attached_disks.get(&namespace.disk)?;
+            Some(NvmeDisk {
+                device: Device { name: format!("nvme0n{}", disk.number.1), number: disk.number },
+                size: disk.size,
+                nqn: namespace.nqn.clone(),
+                nguid: namespace.nguid,
+                uuid: namespace.uuid,
+            })
+        };
+        Ok(state.namespaces.iter().filter_map(disk).collect())
     }
 
     fn device_content(&self, device: &Device) -> Result<DeviceContent> {
@@ -313,6 +351,45 @@ impl Mounter for FakeMounter {
             size: DEVICE_SIZE,
             group: None,
         })
+    }
+
+    fn nvme_connect(&self, nqn: &Nqn, portal: SocketAddr) -> Result<()> {
+        let mut state = self.host.lock();
+        let is_connected = state.controllers.iter().any(|controller| {
+            controller.is_own && controller.nqn == nqn.as_str() && controller.portal == portal
+        });
+        state.check_rule(!is_connected, || format!("{nqn} at {portal} is connected twice"));
+        let responds = state
+            .namespaces
+            .iter()
+            .any(|namespace| namespace.nqn == nqn.as_str() && namespace.portals.contains(&portal));
+        if !responds {
+            return failed(format!("the NVMe portal {portal} does not respond"));
+        }
+        state.connect_controller(nqn.as_str(), portal, true);
+        Ok(())
+    }
+
+    fn nvme_disconnect(&self, controller: &NvmeController) -> Result<()> {
+        let mut state = self.host.lock();
+        state.check_rule(controller.is_own, || {
+            format!("{} of an administrator is disconnected", controller.name)
+        });
+        state.controllers.retain(|other| other.name != controller.name);
+        state.update_nvme_disks();
+        Ok(())
+    }
+
+    fn nvme_rescan(&self, _: &NvmeController, device: &Device, _: u64) -> Result<()> {
+        let mut state = self.host.lock();
+        for namespace in state.namespaces.clone() {
+            if let Some(disk) = state.attached_disks.get_mut(&namespace.disk)
+                && disk.number == device.number
+            {
+                disk.size = namespace.size;
+            }
+        }
+        Ok(())
     }
 
     fn resize_tmpfs(&self, size: u64, path: &KubeletPath) -> Result<()> {

@@ -1,9 +1,15 @@
 //! State of a fake host: files, mounts and devices.
 
-use std::{collections::BTreeMap, fmt::Debug, net::IpAddr, time::SystemTime};
+use std::{
+    collections::BTreeMap,
+    fmt::Debug,
+    net::{IpAddr, SocketAddr},
+    time::SystemTime,
+};
 
 use cofferdam_node::{
-    Device, FileId, LoopDevice, MountAttributes, MountPoint, MounterError, PathInfo, PathKind, RootedPath,
+    ControllerState, Device, FileId, LoopDevice, MountAttributes, MountPoint, MounterError, NvmeController,
+    PathInfo, PathKind, RootedPath,
 };
 
 use crate::{
@@ -66,6 +72,19 @@ pub(crate) struct AttachedDisk {
     pub(crate) users: Vec<String>,
 }
 
+/// A namespace of an NVMe subsystem. The node has its disk while one of the portals is connected.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct FakeNamespace {
+    pub(crate) nqn: String,
+    pub(crate) portals: Vec<SocketAddr>,
+    pub(crate) nguid: Option<[u8; 16]>,
+    pub(crate) uuid: Option<[u8; 16]>,
+    /// Size in bytes at the subsystem. The disk keeps its size until the controller reads it again.
+    pub(crate) size: u64,
+    /// The key of the disk in [`State::attached_disks`].
+    pub(crate) disk: String,
+}
+
 /// The directories, images, disks and exports that the node's operator provides.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(crate) enum OperatorStorage {
@@ -88,6 +107,10 @@ pub(crate) struct State {
     /// Sources of the exports, such as `10.0.0.5:/srv/a`, each with the source that its mount has. They differ if
     /// the path has a symbolic link.
     pub(crate) exports: BTreeMap<String, String>,
+    /// Connected NVMe controllers.
+    pub(crate) controllers: Vec<NvmeController>,
+    /// The NVMe namespaces that subsystems allow to this node.
+    pub(crate) namespaces: Vec<FakeNamespace>,
     /// Addresses of host names.
     pub(crate) names: BTreeMap<String, Vec<IpAddr>>,
     pub(crate) disks: SharedDisks,
@@ -246,6 +269,33 @@ impl State {
             (Some(disk), _) => Ok(disk.clone()),
             (None, OperatorStorage::ThisMachine) => Ok(self.add_disk(stable_id, DEVICE_SIZE, Vec::new())),
             (None, OperatorStorage::Added) => missing(stable_id),
+        }
+    }
+
+    /// Connects an NVMe controller.
+    pub(crate) fn connect_controller(&mut self, nqn: &str, portal: SocketAddr, is_own: bool) {
+        let name = format!("nvme{}", self.next_number());
+        let (nqn, state) = (nqn.to_owned(), ControllerState::Live);
+        self.controllers.push(NvmeController { name, nqn, portal, is_own, state });
+        self.update_nvme_disks();
+    }
+
+    /// Adds and removes the disks of NVMe namespaces, as the connected controllers reach them.
+    pub(crate) fn update_nvme_disks(&mut self) {
+        for namespace in self.namespaces.clone() {
+            let is_reached = self.controllers.iter().any(|controller| {
+                controller.nqn == namespace.nqn && namespace.portals.contains(&controller.portal)
+            });
+            let is_attached = self.attached_disks.contains_key(&namespace.disk);
+            if is_reached && !is_attached {
+                self.add_disk(&namespace.disk, namespace.size, Vec::new());
+            }
+            if !is_reached && let Some(disk) = self.attached_disks.remove(&namespace.disk) {
+                let is_mounted = self.is_mounted(disk.number);
+                self.check_rule(!is_mounted, || {
+                    format!("{} is disconnected while it is in use", namespace.disk)
+                });
+            }
         }
     }
 

@@ -1,11 +1,12 @@
-//! Staging of block devices, for kinds `image` and `local-device`.
+//! Staging of block devices, for kinds `image`, `local-device` and `nvme-tcp`.
 
 use cofferdam_domain::storage::{AccessType, CsiAccessMode, VolumeCapability};
 
-use super::{StageContext, bind_device, restrict};
+use super::{BLOCK_FILE_NAME, StageContext, bind_device, restrict};
 use crate::{
     block_device::{Device, DeviceContent},
     error::{NodeError, StepContext as _},
+    file::PathKind,
     filesystem::Filesystem,
     mount_options::{MountOptions, MountType},
     mount_point::MountAttributes,
@@ -46,6 +47,33 @@ fn parse_fs_type(fs_type: Option<&str>) -> Result<Option<Filesystem>, NodeError>
             }
         },
     }
+}
+
+/// Rejects a device that has users, unless it is staged at the staging path: its current user is then this
+/// volume. `object` names the device in the error.
+pub(super) fn check_unused(
+    context: &StageContext<'_>,
+    device: &Device,
+    object: &str,
+    users: &[String],
+) -> Result<(), NodeError> {
+    if users.is_empty() || is_staged(context, device.number)? {
+        return Ok(());
+    }
+    Err(NodeError::FailedPrecondition(format!("{object} is in use: {}", users.join(", "))))
+}
+
+/// Returns true if the device is already staged at the staging path.
+fn is_staged(context: &StageContext<'_>, number: (u32, u32)) -> Result<bool, NodeError> {
+    let staged = context.mounter.inspect(context.staging_path).step("inspect the staging path")?;
+    if staged.is_some_and(|found| found.mounts.last().is_some_and(|top| top.device == number)) {
+        return Ok(true);
+    }
+    let block = context
+        .mounter
+        .inspect(&context.staging_path.join(BLOCK_FILE_NAME))
+        .step("inspect the device's file")?;
+    Ok(block.is_some_and(|found| found.kind == PathKind::Device(number)))
 }
 
 /// Stages a device at the staging path.

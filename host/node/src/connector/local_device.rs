@@ -2,10 +2,9 @@
 
 use cofferdam_domain::storage::{AccessType, VolumeCapability};
 
-use super::{BLOCK_FILE_NAME, Connector, StageContext, device};
+use super::{Connector, StageContext, device};
 use crate::{
     error::{NodeError, StepContext as _},
-    file::PathKind,
     mounter::Mounter,
     path::KubeletPath,
     record::VolumeRecord,
@@ -16,22 +15,6 @@ pub(crate) struct LocalDeviceConnector {
     pub(crate) stable_id: String,
     /// True if the device may be a partition.
     pub(crate) allows_partition: bool,
-}
-
-impl LocalDeviceConnector {
-    /// Returns true if the device is already staged at the staging path. Its current user is then this
-    /// volume.
-    fn is_staged(context: &StageContext<'_>, number: (u32, u32)) -> Result<bool, NodeError> {
-        let staged = context.mounter.inspect(context.staging_path).step("inspect the staging path")?;
-        if staged.is_some_and(|found| found.mounts.last().is_some_and(|top| top.device == number)) {
-            return Ok(true);
-        }
-        let block = context
-            .mounter
-            .inspect(&context.staging_path.join(BLOCK_FILE_NAME))
-            .step("inspect the device's file")?;
-        Ok(block.is_some_and(|found| found.kind == PathKind::Device(number)))
-    }
 }
 
 impl Connector for LocalDeviceConnector {
@@ -60,13 +43,8 @@ impl Connector for LocalDeviceConnector {
                 self.stable_id
             )));
         }
-        if !device_info.users.is_empty() && !Self::is_staged(context, device_info.device.number)? {
-            return Err(NodeError::FailedPrecondition(format!(
-                "the device {:?} is in use: {}",
-                self.stable_id,
-                device_info.users.join(", ")
-            )));
-        }
+        let object = format!("the device {:?}", self.stable_id);
+        device::check_unused(context, &device_info.device, &object, &device_info.users)?;
         device::stage(context, &device_info.device)
     }
 

@@ -7,6 +7,7 @@ mod image;
 mod local_device;
 mod nfs;
 mod none;
+mod nvme;
 mod tmpfs;
 
 use std::collections::BTreeSet;
@@ -18,6 +19,7 @@ pub(crate) use image::ImageConnector;
 pub(crate) use local_device::LocalDeviceConnector;
 pub(crate) use nfs::NfsConnector;
 pub(crate) use none::NoneConnector;
+pub(crate) use nvme::NvmeConnector;
 pub(crate) use tmpfs::{TmpfsConnector, is_tmpfs_mount, tmpfs_source};
 
 use crate::{
@@ -25,6 +27,7 @@ use crate::{
     error::{NodeError, StepContext as _},
     file::PathKind,
     filesystem::Filesystem,
+    locks::KeyLocks,
     mount_point::MountAttributes,
     mounter::{BindSource, Mounter, PathInfo},
     path::KubeletPath,
@@ -47,6 +50,8 @@ pub(crate) struct StageContext<'a> {
     pub(crate) filesystems: &'a BTreeSet<Filesystem>,
     /// True if the volume was created from a volume or a snapshot.
     pub(crate) has_content_source: bool,
+    /// Locks by NVMe subsystem: one connects or disconnects at a time.
+    pub(crate) subsystem_locks: &'a KeyLocks,
 }
 
 impl StageContext<'_> {
@@ -121,8 +126,8 @@ pub(crate) trait Connector: Send + Sync {
     /// its access mode and filesystem type. [`Self::stage`] checks the mount flags.
     fn check_capability(&self, capability: &VolumeCapability) -> Result<(), NodeError>;
 
-    /// Checks that the volume's storage exists on this node. A tmpfs, an NFS export and the kind `none` need
-    /// no check.
+    /// Checks that the volume's storage exists on this node. A tmpfs, an NFS export, an NVMe namespace and the
+    /// kind `none` need no check: no other volume can be staged during this call, so it must not wait.
     ///
     /// Images and devices also store their identity in the record: no other volume may use them.
     fn identify(&self, mounter: &dyn Mounter, record: &mut VolumeRecord) -> Result<(), NodeError>;
@@ -131,7 +136,7 @@ pub(crate) trait Connector: Send + Sync {
     fn stage(&self, context: &mut StageContext<'_>) -> Result<(), NodeError>;
 
     /// Expands the volume that is mounted at `path` to at least `required` bytes, and returns its size in
-    /// bytes. `None` requires no minimum. An image and a device are expanded by the driver: a `required`
+    /// bytes. `None` requires no minimum. An image, a device and an NVMe namespace are expanded by the driver: a `required`
     /// above their size is an error, and the filesystem grows to the size of the image or device. A tmpfs
     /// grows to `required` unless that is above the policy's maximum, and never shrinks. A directory, an NFS
     /// export and the kind `none` have no size on the node: they return `required` unchanged.
@@ -185,6 +190,7 @@ pub(crate) fn restrict(
 /// has none. `others` are the readable records of all volumes.
 pub(crate) fn unstage(
     mounter: &dyn Mounter,
+    subsystem_locks: &KeyLocks,
     path: &KubeletPath,
     record: Option<&VolumeRecord>,
     others: &[VolumeRecord],
@@ -210,7 +216,11 @@ pub(crate) fn unstage(
     {
         mounter.unmount(path).step("unmount the staging path")?;
     }
-    detach_loop_devices(mounter, record, others)
+    detach_loop_devices(mounter, record, others)?;
+    match record {
+        Some(record) => nvme::disconnect(mounter, subsystem_locks, record),
+        None => Ok(()),
+    }
 }
 
 /// Detaches the loop devices of a volume's image, unless the record of another volume has the same image.

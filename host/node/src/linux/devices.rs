@@ -16,7 +16,7 @@ use rustix::{
 use serde_json::Value;
 
 use super::{
-    mountinfo::{self, MountTable},
+    mountinfo::{self, MountInfoEntry, MountTable},
     paths::{self, Result, errno_error},
     tools::{Tool, Tools},
 };
@@ -89,7 +89,7 @@ pub(super) fn by_stable_id(stable_id: &str) -> Result<DeviceInfo> {
         return Err(MounterError::FailedPrecondition(format!("{path} is not a block device")));
     };
     let device = by_number(number)?;
-    let (size, users) = (size(number)?, device_users(&device)?);
+    let (size, users) = (size(number)?, device_users(&device, true)?);
     Ok(DeviceInfo { size, users, is_partition: is_partition(number)?, device })
 }
 
@@ -104,12 +104,9 @@ fn is_partition(number: (u32, u32)) -> Result<bool> {
 }
 
 /// Returns messages about the current users of a device; empty if the device is free. An exclusive opener is
-/// looked for only if there is no other user.
-fn device_users(device: &Device) -> Result<Vec<String>> {
-    let mut users = Vec::new();
-    for entry in MountTable::read()?.entries().iter().filter(|entry| entry.mount.device == device.number) {
-        users.push(format!("mounted at {}", entry.mount_path.to_string_lossy()));
-    }
+/// looked for only if there is no other user, and `may_open` is true.
+pub(super) fn device_users(device: &Device, may_open: bool) -> Result<Vec<String>> {
+    let mut users = mount_users(MountTable::read()?.entries(), device);
     let sysfs = sysfs_path(device.number);
     let entries = |path: &Path| -> Result<Vec<PathBuf>> {
         let read = match fs::read_dir(path) {
@@ -132,7 +129,7 @@ fn device_users(device: &Device) -> Result<Vec<String>> {
     if swap_paths()?.iter().any(is_same_device) {
         users.push("swap".to_owned());
     }
-    if users.is_empty() {
+    if users.is_empty() && may_open {
         // An exclusive open also detects other mount namespaces, RAID and device mapper.
         match open(device.to_string(), OFlags::RDONLY | OFlags::EXCL | OFlags::CLOEXEC, Mode::empty()) {
             Ok(_) => {}
@@ -141,6 +138,22 @@ fn device_users(device: &Device) -> Result<Vec<String>> {
         }
     }
     Ok(users)
+}
+
+/// Returns messages about mounts of a device's filesystem, and about those of its node, such as a raw block volume
+/// of another driver.
+fn mount_users(mounts: &[MountInfoEntry], device: &Device) -> Vec<String> {
+    let node = format!("/{}", device.name);
+    let mut users = Vec::new();
+    for entry in mounts {
+        let path = entry.mount_path.to_string_lossy();
+        if entry.mount.device == device.number {
+            users.push(format!("mounted at {path}"));
+        } else if entry.mount.fs_type == "devtmpfs" && entry.fs_root.to_str() == Some(node.as_str()) {
+            users.push(format!("its node is mounted at {path}"));
+        }
+    }
+    users
 }
 
 /// Returns the paths of the active swap areas.
@@ -250,6 +263,34 @@ mod tests {
     use std::os::unix::ffi::OsStrExt as _;
 
     use super::*;
+    use crate::mount_point::{MountAttributes, MountPoint};
+
+    #[test]
+    fn a_mounted_device_node_is_a_use_of_the_device() {
+        let entry = |root: &str, fs_type: &str, device: (u32, u32)| MountInfoEntry {
+            mount_path: "/mnt".into(),
+            fs_root: root.into(),
+            mount: MountPoint {
+                fs_type: fs_type.to_owned(),
+                source: "x".to_owned(),
+                device,
+                attributes: MountAttributes::default(),
+                filesystem_read_only: false,
+            },
+        };
+        let device = Device { name: "nvme0n1".to_owned(), number: (259, 0) };
+        #[rustfmt::skip] // one row a case
+        let table = [
+            (entry("/", "ext4", (259, 0)),               Some("mounted at /mnt")),
+            (entry("/nvme0n1", "devtmpfs", (0, 6)),      Some("its node is mounted at /mnt")),
+            (entry("/", "devtmpfs", (0, 6)),             None),
+            (entry("/nvme0n1p1", "devtmpfs", (0, 6)),    None),
+            (entry("/nvme0n1", "ext4", (8, 1)),          None),
+        ];
+        for (entry, expected) in table {
+            assert_eq!(mount_users(&[entry], &device).first().map(String::as_str), expected);
+        }
+    }
 
     #[test]
     fn swap_paths_are_parsed_as_bytes() {

@@ -6,11 +6,16 @@ mod mount_group;
 mod mountinfo;
 mod mounts;
 mod nfs;
+mod nvme;
 mod paths;
 mod records;
 mod tools;
 
-use std::{ffi::OsStr, net::IpAddr, path::Path};
+use std::{
+    ffi::OsStr,
+    net::{IpAddr, SocketAddr},
+    path::Path,
+};
 
 use rustix::{
     fs::{AtFlags, Mode, OFlags, fstatvfs, mkdirat, openat, unlinkat},
@@ -26,6 +31,7 @@ use crate::{
     mount_point::MountAttributes,
     mounter::{BindSource, Mounter, PathInfo},
     nfs::NfsExport,
+    nvme::{Nqn, NvmeController, NvmeDisk, NvmeHost, NvmeNamespace},
     path::{KubeletPath, RootedPath},
     policy::NodePolicy,
     record::{VolumeRecord, VolumeRecords},
@@ -42,6 +48,8 @@ use tools::{Tool, Tools};
 pub struct LinuxMounter {
     tools: Tools,
     records: RecordStore,
+    /// Absent if the node cannot connect to NVMe subsystems.
+    nvme_host: Option<NvmeHost>,
 }
 
 impl LinuxMounter {
@@ -51,7 +59,13 @@ impl LinuxMounter {
     /// # Errors
     /// [`MounterSetupError`]
     pub fn open(policy: &NodePolicy, records: &Path) -> std::result::Result<Self, MounterSetupError> {
-        Ok(Self { tools: Tools::find(policy)?, records: RecordStore::open(records)? })
+        Ok(Self { tools: Tools::find(policy)?, records: RecordStore::open(records)?, nvme_host: None })
+    }
+
+    /// Sets the names by which the node identifies itself to NVMe subsystems. Without them, it connects to none.
+    #[must_use]
+    pub fn with_nvme_host(self, nvme_host: Option<NvmeHost>) -> Self {
+        Self { nvme_host, ..self }
     }
 }
 
@@ -105,6 +119,22 @@ impl Mounter for LinuxMounter {
 
     fn resolve(&self, name: &str) -> Result<Vec<IpAddr>> {
         nfs::resolve(name)
+    }
+
+    fn device_users(&self, device: &Device, may_open: bool) -> Result<Vec<String>> {
+        devices::device_users(device, may_open)
+    }
+
+    fn hold_device(&self, device: &Device) -> Result<Box<dyn Send>> {
+        Ok(Box::new(devices::open_node(device, OFlags::RDONLY)?))
+    }
+
+    fn nvme_controllers(&self) -> Result<Vec<NvmeController>> {
+        nvme::controllers(Path::new(nvme::SYSFS), self.nvme_host.as_ref())
+    }
+
+    fn nvme_disks(&self, awaited: Option<&NvmeNamespace>) -> Result<Vec<NvmeDisk>> {
+        nvme::wait_for_disk(Path::new(nvme::SYSFS), awaited)
     }
 
     fn device_content(&self, device: &Device) -> Result<DeviceContent> {
@@ -286,6 +316,21 @@ impl Mounter for LinuxMounter {
         path: &KubeletPath,
     ) -> Result<()> {
         nfs::mount(export, address, options, path)
+    }
+
+    fn nvme_connect(&self, nqn: &Nqn, portal: SocketAddr) -> Result<()> {
+        match &self.nvme_host {
+            Some(host) => nvme::connect(host, nqn, portal),
+            None => Err(MounterError::Failed("the node has no valid host NQN".to_owned())),
+        }
+    }
+
+    fn nvme_disconnect(&self, controller: &NvmeController) -> Result<()> {
+        nvme::disconnect(Path::new(nvme::SYSFS), self.nvme_host.as_ref(), controller)
+    }
+
+    fn nvme_rescan(&self, controller: &NvmeController, device: &Device, size: u64) -> Result<()> {
+        nvme::rescan(Path::new(nvme::SYSFS), self.nvme_host.as_ref(), controller, device, size)
     }
 
     fn resize_tmpfs(&self, size: u64, path: &KubeletPath) -> Result<()> {

@@ -95,7 +95,7 @@ impl Tools {
         if policy.has_kind(ConnectionKind::Image) {
             needed.push(Tool::Losetup);
         }
-        if policy.has_kind(ConnectionKind::Image) || policy.has_kind(ConnectionKind::LocalDevice) {
+        if policy.uses_devices() {
             needed.push(Tool::Blkid);
             for filesystem in &policy.filesystems {
                 needed.extend(match filesystem {

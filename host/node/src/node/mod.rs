@@ -16,6 +16,7 @@ use crate::{
     connector::BLOCK_FILE_NAME,
     error::{NodeError, StepContext as _},
     file::PathKind,
+    locks::KeyLocks,
     mounter::{Mounter, PathInfo},
     path::{KubeletPath, KubeletRoots},
     policy::NodePolicy,
@@ -75,12 +76,14 @@ pub struct NodeVolumes<M> {
     roots: KubeletRoots,
     policy: NodePolicy,
     active_volumes: active_volumes::ActiveVolumes,
+    subsystem_locks: KeyLocks,
 }
 
 impl<M: Mounter> NodeVolumes<M> {
     /// Creates the volumes of one driver. `roots` are kubelet's root directories.
     pub fn new(mounter: M, roots: KubeletRoots, policy: NodePolicy) -> Self {
-        Self { mounter, roots, policy, active_volumes: active_volumes::ActiveVolumes::default() }
+        let (active_volumes, subsystem_locks) = Default::default();
+        Self { mounter, roots, policy, active_volumes, subsystem_locks }
     }
 
     /// Returns the mounter.

@@ -53,7 +53,7 @@ impl<M: Mounter> NodeVolumes<M> {
         {
             return Ok(());
         }
-        unstage(&self.mounter, path, Some(&record), &records)?;
+        unstage(&self.mounter, &self.subsystem_locks, path, Some(&record), &records)?;
         // The next attempt must know that the device may hold an interrupted format.
         if record.format_in_progress {
             Ok(())
@@ -75,12 +75,30 @@ impl<M: Mounter> NodeVolumes<M> {
                 )));
             }
         }
+        self.unstage_replaced(request, path)?;
         let record = self.reserve_storage(&*connector, request, path)?;
         self.run_connector(&*connector, request, path, record)
     }
 
-    /// Prepares the record, which may unstage the volume at an old staging path. Resolves the volume's
-    /// storage, checks that no other volume uses the same image, device or staging path, and saves the record
+    /// Unstages the volume at the staging path of its record if the request differs from it and nothing of the
+    /// volume is mounted. Waits for storage, so other volumes can be staged meanwhile.
+    fn unstage_replaced(&self, request: &StageRequest, path: &KubeletPath) -> Result<(), NodeError> {
+        let Some(existing) = self.record(&request.volume)? else { return Ok(()) };
+        if is_same_request(&existing, request, path) || self.is_live(&existing)? {
+            return Ok(());
+        }
+        let Some(old_path) = &existing.staging_path else { return Ok(()) };
+        let old_path = self.roots.resolve("staging_target_path", old_path)?;
+        let others = self.mounter.records().step("read the volumes' records")?.readable;
+        unstage(&self.mounter, &self.subsystem_locks, &old_path, Some(&existing), &others)
+    }
+
+    /// Returns true if the volume is mounted at its staging path or a target path.
+    fn is_live(&self, record: &VolumeRecord) -> Result<bool, NodeError> {
+        Ok(self.staged_mount(record)?.is_some() || !self.mounted_targets(record)?.is_empty())
+    }
+
+    /// Prepares the record. Resolves the volume's storage, checks that no other volume uses the same image, device or staging path, and saves the record
     /// if it is new or changed.
     fn reserve_storage(
         &self,
@@ -124,6 +142,7 @@ impl<M: Mounter> NodeVolumes<M> {
             base_attributes: self.policy.base_attributes(),
             filesystems: &self.policy.filesystems,
             has_content_source: request.has_content_source,
+            subsystem_locks: &self.subsystem_locks,
         };
         connector.stage(&mut context)?;
         if !context.record.is_staged {
@@ -159,11 +178,8 @@ impl<M: Mounter> NodeVolumes<M> {
         };
         let existing = others.iter().find(|other| other.volume == request.volume);
         let Some(existing) = existing else { return Ok(new_record) };
-        let is_same = existing.staging_path == new_record.staging_path
-            && existing.connection_info == new_record.connection_info
-            && existing.capability == new_record.capability;
-        let is_live = self.staged_mount(existing)?.is_some() || !self.mounted_targets(existing)?.is_empty();
-        if is_same {
+        let is_live = self.is_live(existing)?;
+        if is_same_request(existing, request, path) {
             let record = existing.clone();
             // From before a reboot, or of a call that mounted nothing: if this call fails, nothing is staged.
             return Ok(if is_live {
@@ -183,10 +199,6 @@ impl<M: Mounter> NodeVolumes<M> {
                     "the volume is staged at {staged_path}: expected it to be unstaged first"
                 ))
             });
-        }
-        if let Some(old_path) = &existing.staging_path {
-            let old_path = self.roots.resolve("staging_target_path", old_path)?;
-            unstage(&self.mounter, &old_path, Some(existing), others)?;
         }
         if existing.connection_info != new_record.connection_info {
             return Ok(new_record);
@@ -209,11 +221,8 @@ impl<M: Mounter> NodeVolumes<M> {
                 || (record.device_number.is_some() && record.device_number == other.device_number)
                 || record.staging_path == other.staging_path
                 || self.shares_directory(record, other);
-            let is_live = || -> Result<bool, NodeError> {
-                Ok(active.contains(&other.volume)
-                    || self.staged_mount(other)?.is_some()
-                    || !self.mounted_targets(other)?.is_empty())
-            };
+            let is_live =
+                || -> Result<bool, NodeError> { Ok(active.contains(&other.volume) || self.is_live(other)?) };
             if is_shared && is_live()? {
                 return Err(NodeError::FailedPrecondition(
                     "another volume of this node uses the same storage or the same staging path".to_owned(),
@@ -276,7 +285,7 @@ impl<M: Mounter> NodeVolumes<M> {
                 )));
             }
         }
-        unstage(&self.mounter, &path, record.as_ref(), &others)?;
+        unstage(&self.mounter, &self.subsystem_locks, &path, record.as_ref(), &others)?;
         if record.is_some() {
             self.mounter.delete_record(volume).step("delete the volume's record")?;
         }
@@ -310,4 +319,11 @@ impl<M: Mounter> NodeVolumes<M> {
         paths.retain(|path| !is_of_other_volume(path));
         Ok(paths)
     }
+}
+
+/// Returns true if a record has the staging path, connection info and capability of a request.
+fn is_same_request(record: &VolumeRecord, request: &StageRequest, path: &KubeletPath) -> bool {
+    record.staging_path.as_ref() == Some(&path.to_string())
+        && record.connection_info.as_ref() == Some(&request.connection_info)
+        && record.capability == request.capability
 }

@@ -1,13 +1,16 @@
 //! A [`Mounter`] that injects faults into a fake host: the process crashes, an effect fails, a call pauses, a
 //! record is unreadable. It panics if the fake host records a violated rule.
 
-use std::{net::IpAddr, sync::mpsc};
+use std::{
+    net::{IpAddr, SocketAddr},
+    sync::mpsc,
+};
 
 use cofferdam_fake_host::{FakeHost, FakeMounter};
 use cofferdam_node::{
     BindSource, Device, DeviceContent, DeviceInfo, FileId, Filesystem, FilesystemUsage, KubeletPath,
-    LoopDevice, MountAttributes, MountOptions, Mounter, MounterError, NfsExport, PathInfo, RootedPath,
-    VolumeRecord, VolumeRecords,
+    LoopDevice, MountAttributes, MountOptions, Mounter, MounterError, NfsExport, Nqn, NvmeController,
+    NvmeDisk, NvmeNamespace, PathInfo, RootedPath, VolumeRecord, VolumeRecords,
 };
 use parking_lot::{Mutex, MutexGuard};
 
@@ -198,6 +201,22 @@ impl Mounter for FaultyMounter {
         self.query(|inner| inner.resolve(name))
     }
 
+    fn device_users(&self, device: &Device, may_open: bool) -> Result<Vec<String>> {
+        self.query(|inner| inner.device_users(device, may_open))
+    }
+
+    fn hold_device(&self, device: &Device) -> Result<Box<dyn Send>> {
+        self.query(|inner| inner.hold_device(device))
+    }
+
+    fn nvme_controllers(&self) -> Result<Vec<NvmeController>> {
+        self.query(|inner| inner.nvme_controllers())
+    }
+
+    fn nvme_disks(&self, awaited: Option<&NvmeNamespace>) -> Result<Vec<NvmeDisk>> {
+        self.query(|inner| inner.nvme_disks(awaited))
+    }
+
     fn device_content(&self, device: &Device) -> Result<DeviceContent> {
         self.query(|inner| inner.device_content(device))
     }
@@ -303,6 +322,22 @@ impl Mounter for FaultyMounter {
     ) -> Result<()> {
         self.apply(format!("mount nfs {} {:?}", export.source(), options.data), |inner, _| {
             inner.mount_nfs(export, address, options, path)
+        })
+    }
+
+    fn nvme_connect(&self, nqn: &Nqn, portal: SocketAddr) -> Result<()> {
+        self.apply(format!("connect {nqn} {portal}"), |inner, _| inner.nvme_connect(nqn, portal))
+    }
+
+    fn nvme_disconnect(&self, controller: &NvmeController) -> Result<()> {
+        self.apply(format!("disconnect {} {}", controller.nqn, controller.portal), |inner, _| {
+            inner.nvme_disconnect(controller)
+        })
+    }
+
+    fn nvme_rescan(&self, controller: &NvmeController, device: &Device, size: u64) -> Result<()> {
+        self.apply(format!("rescan {}", controller.nqn), |inner, _| {
+            inner.nvme_rescan(controller, device, size)
         })
     }
 

@@ -10,6 +10,7 @@ mod fault_injection;
 mod fuzz;
 #[cfg(target_os = "linux")]
 mod linux;
+mod nvme;
 mod policy;
 mod registrar;
 mod requests;

@@ -4,7 +4,8 @@ use cofferdam_domain::storage::{AccessType, ConnectionInfo, CsiAccessMode, Volum
 use cofferdam_fake_host::FakeHost;
 use cofferdam_node::{
     ConnectionKind, DeviceContent, Filesystem, InlinePolicy, KubeletPath, KubeletRoots, NfsRule, NodeError,
-    NodePolicy, NodeVolumes, PublishInlineRequest, PublishRequest, StableIdPattern, StageRequest,
+    NodePolicy, NodeVolumes, NvmeNamespace, NvmeRule, PublishInlineRequest, PublishRequest, StableIdPattern,
+    StageRequest,
 };
 
 use crate::fault_injection::FaultyMounter;
@@ -23,6 +24,10 @@ pub(crate) fn policy() -> NodePolicy {
             nfs_rule("10.0.0.0/8", &[], "/srv/volumes/*"),
             nfs_rule("nas.example.com", &["10.0.0.0/8"], "/srv/volumes/*"),
         ],
+        nvme_tcp: vec![
+            NvmeRule::new(&["10.0.0.0/8".to_owned()], &[4420], &["nqn.2024-01.com.example:*".to_owned()])
+                .unwrap(),
+        ],
         tmpfs_max_bytes: Some(64 * MIB),
         filesystems: Filesystem::ALL.into(),
         inline: InlinePolicy { tmpfs_max_bytes: Some(MIB) },
@@ -39,7 +44,8 @@ pub(crate) fn roots() -> KubeletRoots {
     KubeletRoots::new([ROOT.to_owned()]).unwrap()
 }
 
-/// A node with a directory, a blank disk image, disk images with content, a device, and an NFS export.
+/// A node with a directory, a blank disk image, disk images with content, a device, an NFS export, and two NVMe
+/// namespaces of one subsystem.
 pub(crate) fn test_node() -> NodeVolumes<FaultyMounter> {
     let host = FakeHost::isolated();
     for directory in ["/srv/directories/one", &format!("{ROOT}/pods")] {
@@ -55,6 +61,9 @@ pub(crate) fn test_node() -> NodeVolumes<FaultyMounter> {
     host.add_export("10.0.0.5:/srv/volumes/one");
     host.add_name("nas.example.com", &["192.0.2.1".parse().unwrap(), "10.0.0.5".parse().unwrap()]);
     host.add_disk("wwn-blank", 32 * MIB, DeviceContent::Blank, Vec::new());
+    for (name, namespace) in [("nvme-blank", nvme_namespace(1)), ("nvme-raw", nvme_namespace(2))] {
+        host.add_namespace(name, &parse_namespace(&namespace), 16 * MIB, DeviceContent::Blank);
+    }
     NodeVolumes::new(FaultyMounter::new(host), roots(), policy())
 }
 
@@ -70,6 +79,22 @@ pub(crate) fn connection_info(kind: &str, fields: &[(&str, &str)]) -> Connection
 
 pub(crate) fn nfs_export(server: &str, path: &str) -> ConnectionInfo {
     connection_info("nfs", &[("server", server), ("path", path), ("version", "4.2")])
+}
+
+/// A namespace of the subsystem `one` with two portals. The NGUID has this digit in each place.
+pub(crate) fn nvme_namespace(digit: u8) -> ConnectionInfo {
+    let nguid = digit.to_string().repeat(32);
+    let portals = "10.0.0.8:4420,10.0.0.9:4420";
+    connection_info(
+        "nvme-tcp",
+        &[("portals", portals), ("nqn", "nqn.2024-01.com.example:one"), ("nguid", &nguid)],
+    )
+}
+
+pub(crate) fn parse_namespace(connection: &ConnectionInfo) -> NvmeNamespace {
+    let field = |name: &str| connection.fields.get(name).map(String::as_str);
+    NvmeNamespace::parse(field("portals").unwrap(), field("nqn").unwrap(), field("nguid"), field("uuid"))
+        .unwrap()
 }
 
 pub(crate) fn filesystem_capability(mode: CsiAccessMode) -> VolumeCapability {
@@ -181,6 +206,8 @@ pub(crate) fn volume_kinds() -> Vec<(&'static str, ConnectionInfo, VolumeCapabil
             nfs_export("nas.example.com", "/srv/volumes/one"),
             mount_capability("", &["nconnect=4"], "2000"),
         ),
+        ("nvme", nvme_namespace(1), mount_capability("xfs", &["noatime"], "2000")),
+        ("nvme-block", nvme_namespace(2), block_capability()),
         ("none", connection_info("none", &[]), mount_capability("", &[], "2000")),
         ("xfs", connection_info("image", &[("path", "xfs")]), single_writer()),
     ]

@@ -51,7 +51,8 @@ pub(super) async fn serve_node(
     let default_records =
         || address.path().parent().map(|parent| parent.join(RECORDS_DIRECTORY)).unwrap_or_default();
     let records: PathBuf = configuration.node_records.clone().unwrap_or_else(default_records);
-    let mounter = LinuxMounter::open(&policy, &records).map_err(setup_error)?;
+    let host = policy.nvme_host(&name).map_err(|error| NodeRoleError::Policy(error.to_string()))?;
+    let mounter = LinuxMounter::open(&policy, &records).map_err(setup_error)?.with_nvme_host(host);
     let labels = read_node_labels(configuration, &manifest, &name).await?;
     let segments = manifest.topology_segments(&name, &labels).map_err(setup_error)?;
     let driver = manifest.driver().to_string();

@@ -1,0 +1,229 @@
+//! Kind `nvme-tcp`: a namespace of an NVMe subsystem.
+
+use cofferdam_domain::storage::{AccessType, VolumeCapability};
+
+use super::{Connector, StageContext, device};
+use crate::{
+    connection::NodeConnection,
+    error::{NodeError, StepContext as _},
+    locks::KeyLocks,
+    mounter::Mounter,
+    nvme::{
+        ControllerState, NvmeDisk, NvmeNamespace, controllers_of, missing_portals, removable_controllers,
+        select_disk, unused_state,
+    },
+    path::KubeletPath,
+    record::VolumeRecord,
+};
+
+/// Connects this namespace, and stages its disk.
+pub(crate) struct NvmeConnector(pub(crate) NvmeNamespace);
+
+impl NvmeConnector {
+    /// Connects the portals that have no controller yet. One connected portal is enough.
+    fn connect(&self, mounter: &dyn Mounter) -> Result<(), NodeError> {
+        let namespace = &self.0;
+        let controllers = mounter.nvme_controllers().step("list the NVMe controllers")?;
+        let missing = missing_portals(&controllers, namespace);
+        let mut connected = namespace.portals.len() - missing.len();
+        let mut result = Ok(());
+        for portal in missing {
+            match mounter.nvme_connect(&namespace.nqn, portal).step("connect the volume's NVMe subsystem") {
+                Ok(()) => connected += 1,
+                Err(error) => result = Err(error),
+            }
+        }
+        if connected > 0 { Ok(()) } else { result }
+    }
+
+    /// Returns an error if no controller of the subsystem responds: operations on its disks would wait.
+    fn check_responsive(&self, mounter: &dyn Mounter) -> Result<(), NodeError> {
+        let controllers = mounter.nvme_controllers().step("list the NVMe controllers")?;
+        match unused_state(&controllers, &self.0.nqn) {
+            None => Ok(()),
+            Some(state) => Err(NodeError::FailedPrecondition(format!(
+                "the NVMe subsystem {} does not respond: {state}",
+                self.0.nqn
+            ))),
+        }
+    }
+
+    /// Returns the disk of the namespace. If it `is_awaited`, waits a few seconds for it.
+    fn find_disk(&self, mounter: &dyn Mounter, is_awaited: bool) -> Result<NvmeDisk, NodeError> {
+        let disks = mounter.nvme_disks(is_awaited.then_some(&self.0)).step("list the NVMe disks")?;
+        match select_disk(&disks, &self.0) {
+            Ok(Some(disk)) => Ok(disk.clone()),
+            Ok(None) => Err(NodeError::FailedPrecondition(format!(
+                "this node does not see {}: expected the driver to allow it to this node",
+                self.0
+            ))),
+            Err(error) => Err(NodeError::FailedPrecondition(error.to_string())),
+        }
+    }
+
+    /// Rejects a disk whose other identifier the connection info of another volume has.
+    fn check_unshared(context: &StageContext<'_>, disk: &NvmeDisk) -> Result<(), NodeError> {
+        let others = context.mounter.records().step("read the volumes' records")?.readable;
+        let is_shared = others
+            .iter()
+            .filter(|other| other.volume != context.record.volume)
+            .filter_map(recorded_namespace)
+            .any(|other| disk.has_id(other.id));
+        if is_shared {
+            return Err(NodeError::FailedPrecondition(format!(
+                "another volume of this node has the namespace of {}",
+                disk.device
+            )));
+        }
+        Ok(())
+    }
+
+    fn check_not_replaced(&self, mounter: &dyn Mounter, disk: &NvmeDisk) -> Result<(), NodeError> {
+        if self.find_disk(mounter, false)?.device == disk.device {
+            return Ok(());
+        }
+        Err(NodeError::FailedPrecondition(format!("{} was replaced during the call", disk.device)))
+    }
+}
+
+impl Connector for NvmeConnector {
+    fn check_capability(&self, capability: &VolumeCapability) -> Result<(), NodeError> {
+        device::check_capability(capability)
+    }
+
+    fn identify(&self, _: &dyn Mounter, _: &mut VolumeRecord) -> Result<(), NodeError> {
+        Ok(())
+    }
+
+    fn stage(&self, context: &mut StageContext<'_>) -> Result<(), NodeError> {
+        let mounter = context.mounter;
+        // 1. Connect. The record names the portals, so that another volume does not disconnect them.
+        context.subsystem_locks.run(self.0.nqn.as_str(), || self.connect(mounter))?;
+        // 2. Find the disk.
+        let disk = self.find_disk(mounter, true)?;
+        self.check_responsive(mounter)?;
+        // 3. Hold it, so that its name and number stay those of this namespace.
+        let _hold = mounter.hold_device(&disk.device).step("open the volume's device")?;
+        self.check_not_replaced(mounter, &disk)?;
+        // 4. Check that nothing else uses it.
+        let users = mounter.device_users(&disk.device, true).step("find the users of the volume's device")?;
+        device::check_unused(context, &disk.device, &self.0.to_string(), &users)?;
+        Self::check_unshared(context, &disk)?;
+        // 5. Record its size.
+        check_not_shrunk(&context.record, &disk)?;
+        if context.record.size != Some(disk.size) {
+            context.record.size = Some(disk.size);
+            context.save_record()?;
+        }
+        // 6. Mount it, or bind its node.
+        device::stage(context, &disk.device)
+    }
+
+    fn expand(
+        &self,
+        mounter: &dyn Mounter,
+        record: &VolumeRecord,
+        path: &KubeletPath,
+        required: Option<u64>,
+    ) -> Result<Option<u64>, NodeError> {
+        let mut disk = self.find_disk(mounter, false)?;
+        self.check_responsive(mounter)?;
+        if let Some(required) = required.filter(|required| *required > disk.size) {
+            rescan(mounter, &self.0, &disk, required)?;
+            disk = self.find_disk(mounter, false)?;
+        }
+        check_not_shrunk(record, &disk)?;
+        device::check_size(disk.size, required)?;
+        if record.size != Some(disk.size) {
+            let new_record = VolumeRecord { size: Some(disk.size), ..record.clone() };
+            mounter.save_record(&new_record).step("save the volume's record")?;
+        }
+        if matches!(record.capability.access_type, AccessType::Filesystem { .. }) {
+            device::grow_filesystem(mounter, &disk.device, path)?;
+        }
+        Ok(Some(disk.size))
+    }
+}
+
+/// Makes the controllers that respond read the size of a disk again.
+fn rescan(
+    mounter: &dyn Mounter,
+    namespace: &NvmeNamespace,
+    disk: &NvmeDisk,
+    size: u64,
+) -> Result<(), NodeError> {
+    let controllers = mounter.nvme_controllers().step("list the NVMe controllers")?;
+    let live = controllers_of(&controllers, &namespace.nqn)
+        .filter(|controller| controller.state == ControllerState::Live);
+    for controller in live {
+        mounter.nvme_rescan(controller, &disk.device, size).step("read the size of the volume's device")?;
+    }
+    Ok(())
+}
+
+/// Rejects a disk that is smaller than it was: the kernel accepts that without an error, and the end of the
+/// filesystem is lost.
+fn check_not_shrunk(record: &VolumeRecord, disk: &NvmeDisk) -> Result<(), NodeError> {
+    match record.size.filter(|recorded| *recorded > disk.size) {
+        None => Ok(()),
+        Some(recorded) => Err(NodeError::FailedPrecondition(format!(
+            "the volume's device {} has {} bytes: expected the {recorded} that it had; the end of the volume is lost",
+            disk.device, disk.size
+        ))),
+    }
+}
+
+/// Returns the namespace in a volume's record; `None` if the volume is of another kind.
+fn recorded_namespace(record: &VolumeRecord) -> Option<NvmeNamespace> {
+    match NodeConnection::parse(record.connection_info.as_ref()?) {
+        Ok(NodeConnection::NvmeTcp(namespace)) => Some(namespace),
+        Ok(_) | Err(_) => None,
+    }
+}
+
+/// Disconnects the controllers of a volume's portals that no other volume names. Keeps them while a disk of the
+/// subsystem is in use, because the kernel would disconnect it nevertheless.
+pub(super) fn disconnect(
+    mounter: &dyn Mounter,
+    subsystem_locks: &KeyLocks,
+    record: &VolumeRecord,
+) -> Result<(), NodeError> {
+    let Some(namespace) = recorded_namespace(record) else { return Ok(()) };
+    subsystem_locks.run(namespace.nqn.as_str(), || {
+        // A volume is recorded before it waits for the lock to connect.
+        let records = mounter.records().step("read the volumes' records")?.readable;
+        let others: Vec<NvmeNamespace> = records
+            .iter()
+            .filter(|other| other.volume != record.volume)
+            .filter_map(recorded_namespace)
+            .collect();
+        let controllers = mounter.nvme_controllers().step("list the NVMe controllers")?;
+        let removable = removable_controllers(&controllers, &namespace, &others);
+        if removable.is_empty()
+            || is_in_use(mounter, &namespace, unused_state(&controllers, &namespace.nqn).is_none())?
+        {
+            return Ok(());
+        }
+        for controller in removable {
+            mounter.nvme_disconnect(controller).step("disconnect the volume's NVMe subsystem")?;
+        }
+        Ok(())
+    })
+}
+
+/// Returns true if a disk of the subsystem has a user. If the subsystem does not respond, its disks are not
+/// opened.
+fn is_in_use(
+    mounter: &dyn Mounter,
+    namespace: &NvmeNamespace,
+    is_responsive: bool,
+) -> Result<bool, NodeError> {
+    let disks = mounter.nvme_disks(None).step("list the NVMe disks")?;
+    for disk in disks.iter().filter(|disk| disk.nqn == namespace.nqn.as_str()) {
+        let users = mounter.device_users(&disk.device, is_responsive);
+        if !users.step("find the users of the subsystem's devices")?.is_empty() {
+            return Ok(true);
+        }
+    }
+    Ok(false)
+}
