@@ -136,6 +136,15 @@ pub enum NfsVersion {
     V4_2,
 }
 
+/// The identifier of an NVMe namespace, for [`ConnectionInfo::nvme_tcp`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum NamespaceId<'a> {
+    /// Namespace Globally Unique Identifier: 32 hexadecimal digits.
+    Nguid(&'a str),
+    /// Namespace UUID.
+    Uuid(&'a str),
+}
+
 /// The kinds of connection info that Cofferdam's node plugin supports, in their first version. The operator
 /// configures which of the kinds a node accepts.
 ///
@@ -195,6 +204,30 @@ impl ConnectionInfo {
             NfsVersion::V4_2 => "4.2",
         };
         Self::with_fields("nfs", &[("server", server), ("path", path), ("version", version)])
+    }
+
+    /// A namespace of an NVMe subsystem, over TCP. `portals` are the addresses of the subsystem with their ports,
+    /// such as `10.0.0.5:4420` or `[fd00::5]:4420`; the node uses all that it can connect. `nqn` is the name of the
+    /// subsystem. The operator of the node configures which portals and subsystems it accepts.
+    ///
+    /// `publish` must allow the namespace to the host NQN of the node, by default
+    /// `nqn.2026-11.dev.cofferdam:` and the name of the node, and `unpublish` must withdraw it: the node keeps its
+    /// access until then.
+    ///
+    /// ```
+    /// use cofferdam_guest::{ConnectionInfo, NamespaceId};
+    ///
+    /// let id = NamespaceId::Uuid("0f6d1e52-3f3c-4e0a-9d0e-3f5f2f1b7a10");
+    /// let info = ConnectionInfo::nvme_tcp(&["10.0.0.5:4420", "10.0.1.5:4420"], "nqn.2024-01.com.example:a", id);
+    /// assert_eq!(info.kind, "nvme-tcp");
+    /// assert_eq!(info.fields[0], ("portals".to_owned(), "10.0.0.5:4420,10.0.1.5:4420".to_owned()));
+    /// ```
+    pub fn nvme_tcp(portals: &[&str], nqn: &str, id: NamespaceId<'_>) -> Self {
+        let id = match id {
+            NamespaceId::Nguid(nguid) => ("nguid", nguid),
+            NamespaceId::Uuid(uuid) => ("uuid", uuid),
+        };
+        Self::with_fields("nvme-tcp", &[("portals", &portals.join(",")), ("nqn", nqn), id])
     }
 
     fn with_fields(kind: &str, fields: &[(&str, &str)]) -> Self {
