@@ -27,7 +27,8 @@ const MAX_MESSAGE_BYTES: usize = 1_003;
 /// - A node decodes an encoding if and only if the host accepts the connection info from a driver.
 /// - Decoding and encoding are inverse, and the encoding is within its limit.
 /// - The node finds in the contexts what the controller put there, and only in the right one.
-/// - Connection info that a node parses leads to a plain relative path, a device name or a size.
+/// - Connection info that a node parses leads to a plain relative path, a device name, a size, an export or a
+///   namespace.
 pub fn connection_info(data: &[u8]) {
     let Ok(text) = std::str::from_utf8(data) else { return };
     match decode(text) {
@@ -126,6 +127,18 @@ fn check_node(info: &ConnectionInfo) {
             // The server's only spelling is the same server.
             let again = NfsExport::parse(&export.server.to_string(), &path, export.version.as_str());
             assert_eq!(again.as_ref(), Ok(export));
+            return;
+        }
+        NodeConnection::NvmeTcp(namespace) => {
+            assert!(
+                info.fields.keys().all(|key| ["nguid", "nqn", "portals", "uuid"].contains(&key.as_str()))
+            );
+            assert_eq!((info.kind.as_str(), info.version), (ConnectionKind::NvmeTcp.as_str(), 1));
+            // The only spelling is the same namespace, and has no separator of the kernel's options.
+            let fields = namespace.fields();
+            assert!(!fields["nqn"].contains([',', ' ', '=', '\n']), "{fields:?}");
+            let again = NodeConnection::parse(&ConnectionInfo { fields, ..info.clone() });
+            assert_eq!(again.as_ref(), Ok(&connection));
             return;
         }
         NodeConnection::None => {
