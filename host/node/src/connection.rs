@@ -9,6 +9,7 @@ use crate::{
     nfs::{InvalidExport, NfsExport},
     nvme::{InvalidNamespace, NvmeNamespace},
     path::{PathError, RelativePath},
+    rbd::{InvalidImage, RbdFields, RbdImage},
 };
 
 /// Volume context key whose value is the kind of the volume's content source: `volume` or `snapshot`. A
@@ -34,14 +35,24 @@ pub enum ConnectionKind {
     Nfs,
     /// A namespace of an NVMe subsystem, over TCP.
     NvmeTcp,
+    /// An image of a Ceph cluster.
+    Rbd,
     /// No storage: the node mounts an empty read-only directory.
     None,
 }
 
 impl ConnectionKind {
     /// All kinds.
-    pub const ALL: [Self; 7] =
-        [Self::Directory, Self::Image, Self::Tmpfs, Self::LocalDevice, Self::Nfs, Self::NvmeTcp, Self::None];
+    pub const ALL: [Self; 8] = [
+        Self::Directory,
+        Self::Image,
+        Self::Tmpfs,
+        Self::LocalDevice,
+        Self::Nfs,
+        Self::NvmeTcp,
+        Self::Rbd,
+        Self::None,
+    ];
 
     /// Returns the name used in connection info.
     pub const fn as_str(self) -> &'static str {
@@ -52,6 +63,7 @@ impl ConnectionKind {
             Self::LocalDevice => "local-device",
             Self::Nfs => "nfs",
             Self::NvmeTcp => "nvme-tcp",
+            Self::Rbd => "rbd",
             Self::None => "none",
         }
     }
@@ -113,6 +125,9 @@ pub enum InvalidConnection {
     /// The NVMe namespace is invalid.
     #[error(transparent)]
     Namespace(#[from] InvalidNamespace),
+    /// The RBD image is invalid.
+    #[error(transparent)]
+    Image(#[from] InvalidImage),
     /// The size is invalid.
     #[error("the connection info's size is {size:?}: expected a positive decimal number of bytes")]
     Size {
@@ -154,6 +169,8 @@ pub enum NodeConnection {
     Nfs(NfsExport),
     /// A namespace of an NVMe subsystem, over TCP.
     NvmeTcp(NvmeNamespace),
+    /// An image of a Ceph cluster.
+    Rbd(RbdImage),
     /// No storage: the node mounts an empty read-only directory.
     None,
 }
@@ -168,6 +185,7 @@ impl NodeConnection {
             Self::LocalDevice { .. } => ConnectionKind::LocalDevice,
             Self::Nfs(_) => ConnectionKind::Nfs,
             Self::NvmeTcp(_) => ConnectionKind::NvmeTcp,
+            Self::Rbd(_) => ConnectionKind::Rbd,
             Self::None => ConnectionKind::None,
         }
     }
@@ -201,6 +219,20 @@ impl NodeConnection {
                 let (nguid, uuid) = (fields.remove("nguid"), fields.remove("uuid"));
                 Self::NvmeTcp(NvmeNamespace::parse(&portals, &nqn, nguid.as_deref(), uuid.as_deref())?)
             }
+            ConnectionKind::Rbd => {
+                let (monitors, fsid, pool) =
+                    (take_field("monitors")?, take_field("cluster-fsid")?, take_field("pool")?);
+                let (image, image_id) = (take_field("image")?, take_field("image-id")?);
+                let namespace = fields.remove("namespace");
+                Self::Rbd(RbdImage::parse(RbdFields {
+                    monitors: &monitors,
+                    cluster_fsid: &fsid,
+                    pool: &pool,
+                    namespace: namespace.as_deref(),
+                    image: &image,
+                    image_id: &image_id,
+                })?)
+            }
             ConnectionKind::None => Self::None,
         };
         match fields.into_keys().next() {
@@ -229,6 +261,13 @@ mod tests {
     use super::*;
     use crate::nvme::{NamespaceId, Nqn};
 
+    const RBD_FIELDS: &[(&str, &str)] = &[
+        ("monitors", "10.0.0.5"),
+        ("cluster-fsid", "0f6d1e52-3f3c-4e0a-9d0e-3f5f2f1b7a10"),
+        ("pool", "p"),
+        ("image", "a"),
+        ("image-id", "11ab"),
+    ];
     const NVME_FIELDS: &[(&str, &str)] = &[
         ("portals", "10.0.0.5"),
         ("nqn", "nqn.2024-01.com.example:a"),
@@ -264,13 +303,38 @@ mod tests {
                     id: NamespaceId::Nguid([0x11; 16]),
                 }),
             ),
+            (
+                record("rbd", 1, RBD_FIELDS),
+                NodeConnection::Rbd(RbdImage {
+                    monitors: vec!["10.0.0.5:6789".parse().unwrap()],
+                    cluster_fsid: "0f6d1e52-3f3c-4e0a-9d0e-3f5f2f1b7a10".to_owned(),
+                    pool: "p".to_owned(),
+                    namespace: String::new(),
+                    image: "a".to_owned(),
+                    image_id: "11ab".to_owned(),
+                }),
+            ),
             (record("none", 1, &[]), NodeConnection::None),
         ];
         for (record, expected) in good {
             assert_eq!(NodeConnection::parse(&record), Ok(expected));
         }
         type Row = (&'static str, u32, &'static [(&'static str, &'static str)]);
-        let bad: [Row; 27] = [
+        let bad: [Row; 30] = [
+            ("rbd", 2, RBD_FIELDS),
+            ("rbd", 1, &[("monitors", "10.0.0.5"), ("pool", "p"), ("image", "a"), ("image-id", "1")]),
+            (
+                "rbd",
+                1,
+                &[
+                    ("monitors", "10.0.0.5"),
+                    ("cluster-fsid", "0f6d1e52-3f3c-4e0a-9d0e-3f5f2f1b7a10"),
+                    ("pool", "p"),
+                    ("image", "a"),
+                    ("image-id", "11ab"),
+                    ("user", "a"),
+                ],
+            ),
             ("nvme-tcp", 1, &[("portals", "10.0.0.5"), ("nqn", "nqn.2024-01.com.example:a")]),
             ("nvme-tcp", 1, &[("portals", "10.0.0.5"), ("nguid", "11111111111111111111111111111111")]),
             ("nvme-tcp", 2, NVME_FIELDS),

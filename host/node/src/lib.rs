@@ -28,6 +28,7 @@ mod nvme;
 mod onc_rpc;
 mod path;
 mod policy;
+mod rbd;
 mod record;
 mod registrar;
 mod service;
@@ -56,6 +57,7 @@ pub use nvme::{
 };
 pub use path::{KubeletPath, KubeletRootError, KubeletRoots, PathError, RelativePath, RootedPath};
 pub use policy::{InlinePolicy, NodePolicy, PatternError, PolicyError, StableIdPattern};
+pub use rbd::{CephUser, InvalidImage, InvalidUser, RbdDevice, RbdFields, RbdImage, RbdRule, RbdRuleError};
 pub use record::{TargetRecord, VolumeRecord, VolumeRecords};
 pub use registrar::{Registrar, RegistrationError, RegistrationState};
 pub use service::{NodeIdentity, NodeService};

@@ -12,6 +12,7 @@ use crate::{
     nfs::NfsExport,
     nvme::{Nqn, NvmeController, NvmeDisk, NvmeNamespace},
     path::{KubeletPath, RootedPath},
+    rbd::{CephUser, RbdDevice, RbdImage},
     record::{VolumeRecord, VolumeRecords},
 };
 
@@ -93,8 +94,8 @@ pub trait Mounter: Send + Sync {
     /// [`MounterError::Failed`] if it cannot be resolved, or has no address.
     fn resolve(&self, name: &str) -> Result<Vec<IpAddr>>;
 
-    /// Returns messages about the users of a device: mounts of its filesystem or its node, partitions, holders,
-    /// swap. If the device has none of them and `may_open` is true, opens it to find an exclusive opener; the
+    /// Returns messages about the users of a device and its partitions: mounts of a filesystem or a node, holders,
+    /// swap. Partitions are no users: a raw volume can have some. If the device has none of them and `may_open` is true, opens it to find an exclusive opener; the
     /// storage of a device that does not respond can delay that for a long time.
     ///
     /// # Errors
@@ -119,6 +120,12 @@ pub trait Mounter: Send + Sync {
     /// # Errors
     /// [`MounterError`]
     fn nvme_disks(&self, awaited: Option<&NvmeNamespace>) -> Result<Vec<NvmeDisk>>;
+
+    /// Returns the mapped RBD images.
+    ///
+    /// # Errors
+    /// [`MounterError`]
+    fn rbd_devices(&self) -> Result<Vec<RbdDevice>>;
 
     /// Probes the content of a device.
     ///
@@ -278,6 +285,26 @@ pub trait Mounter: Send + Sync {
     /// # Errors
     /// [`MounterError`]
     fn nvme_rescan(&self, controller: &NvmeController, device: &Device, size: u64) -> Result<()>;
+
+    /// Effect: maps the image of these names, with the key of the user. The cluster and the image's id can differ
+    /// from the expected ones.
+    ///
+    /// # Errors
+    /// [`MounterError`], also if no monitor responds in time.
+    fn rbd_map(&self, image: &RbdImage, user: &CephUser) -> Result<()>;
+
+    /// Effect: unmaps an image. Succeeds if it is not mapped.
+    ///
+    /// # Errors
+    /// [`MounterError::Failed`], also if the device is in use.
+    fn rbd_unmap(&self, device: &RbdDevice) -> Result<()>;
+
+    /// Effect: makes the kernel read the size of an image again. Waits for at most 5 seconds until the device has at
+    /// least `size` bytes.
+    ///
+    /// # Errors
+    /// [`MounterError`]
+    fn rbd_refresh(&self, device: &RbdDevice, size: u64) -> Result<()>;
 
     /// Effect: changes the size of a mounted tmpfs, in bytes.
     ///

@@ -9,7 +9,7 @@ use crate::{
     connection::{ConnectionKind, NodeConnection},
     connector::{
         Connector, DirectoryConnector, ImageConnector, LocalDeviceConnector, NfsConnector, NoneConnector,
-        NvmeConnector, TmpfsConnector,
+        NvmeConnector, RbdConnector, TmpfsConnector,
     },
     error::NodeError,
     filesystem::Filesystem,
@@ -17,6 +17,7 @@ use crate::{
     nfs::NfsRule,
     nvme::{DEFAULT_HOST_NQN, InvalidNamespace, NvmeHost, NvmeRule},
     path::RootedPath,
+    rbd::RbdRule,
 };
 
 /// An invalid [`StableIdPattern`].
@@ -55,7 +56,7 @@ pub enum PolicyError {
         /// The kind.
         kind: ConnectionKind,
     },
-    /// Kind `image`, `local-device` or `nvme-tcp` is allowed, but no filesystem is.
+    /// Kind `image`, `local-device`, `nvme-tcp` or `rbd` is allowed, but no filesystem is.
     #[error("filesystems is empty: expected ext4, xfs, or both")]
     NoFilesystems,
     /// A root is not an absolute path, is `/`, or has an empty name, `.` or `..` or a name that is too long.
@@ -151,6 +152,9 @@ pub struct NodePolicy {
     /// The host NQN of the node, in which `{node}` stands for the name of the Node. If absent,
     /// `nqn.2026-11.dev.cofferdam:{node}`.
     pub nvme_host_nqn: Option<String>,
+    /// Clusters, monitors and pools of kind `rbd`.
+    #[serde(default)]
+    pub rbd: Vec<RbdRule>,
     /// Maximum size in bytes of one volume of kind `tmpfs`. `None` unless the kind is allowed.
     pub tmpfs_max_bytes: Option<u64>,
     /// Filesystems that may be mounted from devices and created on blank ones. If a volume requests none, the
@@ -184,6 +188,7 @@ impl Default for NodePolicy {
             nfs: Vec::new(),
             nvme_tcp: Vec::new(),
             nvme_host_nqn: None,
+            rbd: Vec::new(),
             tmpfs_max_bytes: None,
             filesystems: default_filesystems(),
             allow_suid: false,
@@ -206,6 +211,7 @@ impl NodePolicy {
             (ConnectionKind::LocalDevice, "stable-ids", !self.stable_ids.is_empty()),
             (ConnectionKind::Nfs, "nfs", !self.nfs.is_empty()),
             (ConnectionKind::NvmeTcp, "nvme-tcp", !self.nvme_tcp.is_empty()),
+            (ConnectionKind::Rbd, "rbd", !self.rbd.is_empty()),
             (ConnectionKind::Tmpfs, "tmpfs-max-bytes", self.tmpfs_max_bytes.is_some()),
         ];
         for (kind, setting, is_set) in requirements {
@@ -235,7 +241,7 @@ impl NodePolicy {
 
     /// Returns true if a kind is allowed whose volumes are block devices.
     pub(crate) fn uses_devices(&self) -> bool {
-        [ConnectionKind::Image, ConnectionKind::LocalDevice, ConnectionKind::NvmeTcp]
+        [ConnectionKind::Image, ConnectionKind::LocalDevice, ConnectionKind::NvmeTcp, ConnectionKind::Rbd]
             .into_iter()
             .any(|kind| self.has_kind(kind))
     }
@@ -273,6 +279,7 @@ impl NodePolicy {
             | NodeConnection::LocalDevice { .. }
             | NodeConnection::Nfs(_)
             | NodeConnection::NvmeTcp(_)
+            | NodeConnection::Rbd(_)
             | NodeConnection::None => return None,
         };
         let root = root.as_ref()?.trim_end_matches('/').to_owned();
@@ -280,12 +287,13 @@ impl NodePolicy {
     }
 
     /// Returns true if two volumes have the same directory, image or export, or one lies in that of the other,
-    /// although the policy does not allow that. Also if they have the same NVMe namespace.
+    /// although the policy does not allow that. Also if they have the same NVMe namespace or RBD image.
     pub(crate) fn conflicts(&self, one: &NodeConnection, other: &NodeConnection) -> bool {
         let overlaps = match (one, other) {
             (NodeConnection::NvmeTcp(one), NodeConnection::NvmeTcp(other)) => {
                 return one.id.bytes() == other.id.bytes();
             }
+            (NodeConnection::Rbd(one), NodeConnection::Rbd(other)) => return one.is_same(other),
             (NodeConnection::Nfs(one), NodeConnection::Nfs(other)) => one.overlaps(other),
             (one, other) => {
                 let paths = self.rooted_path(one).zip(self.rooted_path(other));
@@ -344,6 +352,12 @@ impl NodePolicy {
                 }
                 Box::new(NvmeConnector(namespace.clone()))
             }
+            NodeConnection::Rbd(image) => {
+                if !self.rbd.iter().any(|rule| rule.allows(image)) {
+                    return Err(denied(format!("{image} at {}", image.monitor_list())));
+                }
+                Box::new(RbdConnector(image.clone()))
+            }
             NodeConnection::None => Box::new(NoneConnector),
         })
     }
@@ -401,6 +415,7 @@ mod tests {
             ConnectionKind::LocalDevice,
             ConnectionKind::Nfs,
             ConnectionKind::NvmeTcp,
+            ConnectionKind::Rbd,
         ] {
             assert!(!ok(NodePolicy { connection_kinds: [kind].into(), ..NodePolicy::default() }), "{kind}");
         }

@@ -7,12 +7,13 @@ use std::{
 
 use cofferdam_node::{
     ControllerState, Device, DeviceContent, FileId, MountPoint, NamespaceId, NvmeController, NvmeNamespace,
+    RbdImage,
 };
 use parking_lot::{Mutex, MutexGuard};
 
 use crate::{
     disk::{BackingStorage, FakeDisk, SharedDisks},
-    state::{Entry, FakeNamespace, OperatorStorage, ROOT_DEVICE, Result, State, missing},
+    state::{Entry, FakeNamespace, FakeRbdImage, OperatorStorage, ROOT_DEVICE, Result, State, missing},
 };
 
 /// Files, mounts and devices of a node. All clones are the same host.
@@ -37,14 +38,17 @@ impl FakeHost {
         self.lock().violations.clone()
     }
 
-    /// Mounts, loop devices and NVMe controllers of the node role that remain, for display.
+    /// Mounts, loop devices, NVMe controllers of the node role and mapped RBD images that remain, for display.
     pub fn leftover_mounts(&self) -> Vec<String> {
         let state = self.lock();
         let mounts = state.mounts.iter().map(|mounted| format!("{} is mounted", mounted.path));
         let loops = state.loops.iter().map(|one| format!("{} is attached", one.device.device));
         let controllers = state.controllers.iter().filter(|controller| controller.is_own);
         let controllers = controllers.map(|controller| format!("{} is connected", controller.name));
-        mounts.chain(loops).chain(controllers).collect()
+        let is_mapped = |image: &&FakeRbdImage| state.attached_disks.contains_key(&image.disk);
+        let mapped =
+            state.rbd_images.iter().filter(is_mapped).map(|image| format!("{} is mapped", image.disk));
+        mounts.chain(loops).chain(controllers).chain(mapped).collect()
     }
 
     /// Mounts, loop devices, and files and directories of pods and volumes that remain, for display.
@@ -150,6 +154,30 @@ impl FakeHost {
     pub fn set_namespace_uuid(&self, name: &str, uuid: [u8; 16]) {
         for namespace in self.lock().namespaces.iter_mut().filter(|namespace| namespace.disk == name) {
             namespace.uuid = Some(uuid);
+        }
+    }
+
+    /// Adds an image of a Ceph cluster, which has one user with the key `AQAA`.
+    pub fn add_rbd_image(&self, name: &str, image: &RbdImage, size: u64, content: DeviceContent) {
+        let mut state = self.lock();
+        state.disks.set(BackingStorage::Device(name.to_owned()), FakeDisk::new(content, size));
+        state.rbd_images.push(FakeRbdImage { image: image.clone(), size, disk: name.to_owned() });
+    }
+
+    /// Removes an image of a Ceph cluster that is not mapped.
+    pub fn remove_rbd_image(&self, name: &str) {
+        self.lock().rbd_images.retain(|image| image.disk != name);
+    }
+
+    /// Changes the size of an image of a Ceph cluster, in bytes. A smaller size reaches the device immediately, a
+    /// larger one when it is refreshed.
+    pub fn resize_rbd_image(&self, name: &str, size: u64) {
+        let mut state = self.lock();
+        for image in state.rbd_images.iter_mut().filter(|image| image.disk == name) {
+            image.size = size;
+        }
+        if let Some(disk) = state.attached_disks.get_mut(name) {
+            disk.size = disk.size.min(size);
         }
     }
 
@@ -261,13 +289,16 @@ impl FakeHost {
         }
     }
 
-    /// Reboots the host: its mounts, loop devices and NVMe controllers are lost, and its files, disks and images remain.
+    /// Reboots the host: its mounts, loop devices, NVMe controllers and mapped images are lost, and its files, disks and images remain.
     pub fn reboot(&self) {
         let mut state = self.lock();
         state.mounts.clear();
         state.loops.clear();
         state.controllers.clear();
         state.update_nvme_disks();
+        for image in state.rbd_images.clone() {
+            state.attached_disks.remove(&image.disk);
+        }
     }
 
     pub(crate) fn lock(&self) -> MutexGuard<'_, State> {

@@ -8,9 +8,10 @@ use std::{
 };
 
 use cofferdam_node::{
-    BindSource, Device, DeviceContent, DeviceInfo, FileId, Filesystem, FilesystemUsage, KubeletPath,
-    LoopDevice, MountAttributes, MountOptions, MountPoint, Mounter, MounterError, NfsExport, NfsServer, Nqn,
-    NvmeController, NvmeDisk, NvmeNamespace, PathInfo, PathKind, RootedPath, VolumeRecord, VolumeRecords,
+    BindSource, CephUser, Device, DeviceContent, DeviceInfo, FileId, Filesystem, FilesystemUsage,
+    KubeletPath, LoopDevice, MountAttributes, MountOptions, MountPoint, Mounter, MounterError, NfsExport,
+    NfsServer, Nqn, NvmeController, NvmeDisk, NvmeNamespace, PathInfo, PathKind, RbdDevice, RbdImage,
+    RootedPath, VolumeRecord, VolumeRecords,
 };
 use parking_lot::Mutex;
 
@@ -18,8 +19,9 @@ use crate::{
     disk::FakeDisk,
     host::FakeHost,
     state::{
-        AttachedLoop, DEVICE_SIZE, DEVTMPFS_DEVICE, Entry, FakeNamespace, LOOP_MAJOR, NO_DEVICE_MAJOR,
-        OperatorStorage, ROOT_DEVICE, RecordedMount, Result, failed, is_staging_path, missing, plain_mount,
+        AttachedLoop, DEVICE_SIZE, DEVTMPFS_DEVICE, Entry, FakeNamespace, FakeRbdImage, LOOP_MAJOR,
+        NO_DEVICE_MAJOR, OperatorStorage, ROOT_DEVICE, RecordedMount, Result, failed, is_staging_path,
+        missing, plain_mount,
     },
 };
 
@@ -114,6 +116,26 @@ impl Mounter for FakeMounter {
             })
         };
         Ok(state.namespaces.iter().filter_map(disk).collect())
+    }
+
+    fn rbd_devices(&self) -> Result<Vec<RbdDevice>> {
+        let state = self.host.lock();
+        let device = |FakeRbdImage { image, disk, .. }: &FakeRbdImage| {
+            let disk = state.attached_disks.get(disk)?;
+            Some(RbdDevice {
+                id: disk.number.1.to_string(),
+                device: Device { name: format!("rbd{}", disk.number.1), number: disk.number },
+                size: disk.size,
+                monitors: image.monitors.iter().map(ToString::to_string).collect::<Vec<_>>().join(","),
+                cluster_fsid: image.cluster_fsid.clone(),
+                pool: image.pool.clone(),
+                namespace: image.namespace.clone(),
+                image: image.image.clone(),
+                image_id: image.image_id.clone(),
+                snapshot: "-".to_owned(),
+            })
+        };
+        Ok(state.rbd_images.iter().filter_map(device).collect())
     }
 
     fn device_content(&self, device: &Device) -> Result<DeviceContent> {
@@ -387,6 +409,45 @@ impl Mounter for FakeMounter {
                 && disk.number == device.number
             {
                 disk.size = namespace.size;
+            }
+        }
+        Ok(())
+    }
+
+    fn rbd_map(&self, image: &RbdImage, user: &CephUser) -> Result<()> {
+        let mut state = self.host.lock();
+        if user.decoded_key().is_ok_and(|key| key.as_slice() != [1, 0, 0]) {
+            return failed("the key is wrong");
+        }
+        let found = state.rbd_images.iter().find(|FakeRbdImage { image: other, .. }| {
+            (&other.monitors, &other.pool, &other.namespace, &other.image)
+                == (&image.monitors, &image.pool, &image.namespace, &image.image)
+        });
+        let Some(found) = found.cloned() else {
+            return failed(format!("no monitor has {image}"));
+        };
+        let is_mapped = state.attached_disks.contains_key(&found.disk);
+        state.check_rule(!is_mapped, || format!("{} is mapped twice", found.disk));
+        state.add_disk(&found.disk, found.size, Vec::new());
+        Ok(())
+    }
+
+    fn rbd_unmap(&self, device: &RbdDevice) -> Result<()> {
+        let mut state = self.host.lock();
+        if state.is_mounted(device.device.number) {
+            return failed(format!("{} is in use", device.device));
+        }
+        state.attached_disks.retain(|_, disk| disk.number != device.device.number);
+        Ok(())
+    }
+
+    fn rbd_refresh(&self, device: &RbdDevice, _: u64) -> Result<()> {
+        let mut state = self.host.lock();
+        for image in state.rbd_images.clone() {
+            if let Some(disk) = state.attached_disks.get_mut(&image.disk)
+                && disk.number == device.device.number
+            {
+                disk.size = image.size;
             }
         }
         Ok(())

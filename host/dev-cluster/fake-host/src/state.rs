@@ -9,7 +9,7 @@ use std::{
 
 use cofferdam_node::{
     ControllerState, Device, FileId, LoopDevice, MountAttributes, MountPoint, MounterError, NvmeController,
-    PathInfo, PathKind, RootedPath,
+    PathInfo, PathKind, RbdImage, RootedPath,
 };
 
 use crate::{
@@ -85,6 +85,16 @@ pub(crate) struct FakeNamespace {
     pub(crate) disk: String,
 }
 
+/// An image of a Ceph cluster.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct FakeRbdImage {
+    pub(crate) image: RbdImage,
+    /// Size in bytes in the cluster. The device keeps its size until it is refreshed.
+    pub(crate) size: u64,
+    /// The key of the device in [`State::attached_disks`].
+    pub(crate) disk: String,
+}
+
 /// The directories, images, disks and exports that the node's operator provides.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(crate) enum OperatorStorage {
@@ -111,6 +121,8 @@ pub(crate) struct State {
     pub(crate) controllers: Vec<NvmeController>,
     /// The NVMe namespaces that subsystems allow to this node.
     pub(crate) namespaces: Vec<FakeNamespace>,
+    /// Images of Ceph clusters, which the kernel maps by their names.
+    pub(crate) rbd_images: Vec<FakeRbdImage>,
     /// Addresses of host names.
     pub(crate) names: BTreeMap<String, Vec<IpAddr>>,
     pub(crate) disks: SharedDisks,

@@ -1,4 +1,4 @@
-//! Staging of block devices, for kinds `image`, `local-device` and `nvme-tcp`.
+//! Staging of block devices, for kinds `image`, `local-device`, `nvme-tcp` and `rbd`.
 
 use cofferdam_domain::storage::{AccessType, CsiAccessMode, VolumeCapability};
 
@@ -12,6 +12,7 @@ use crate::{
     mount_point::MountAttributes,
     mounter::Mounter,
     path::KubeletPath,
+    record::VolumeRecord,
 };
 
 /// Rejects an unknown filesystem type, and a filesystem with a multi-node access mode that allows writing:
@@ -184,6 +185,32 @@ fn check_filesystem_allowed(context: &StageContext<'_>, filesystem: Filesystem) 
         return Ok(());
     }
     Err(NodeError::Denied(format!("the filesystem {} is not allowed on this node", filesystem.as_str())))
+}
+
+/// Rejects a device of the network that is smaller than it was: the kernel accepts that without an error, and the
+/// end of the filesystem is lost.
+pub(super) fn check_not_shrunk(record: &VolumeRecord, device: &Device, size: u64) -> Result<(), NodeError> {
+    match record.size.filter(|recorded| *recorded > size) {
+        None => Ok(()),
+        Some(recorded) => Err(NodeError::FailedPrecondition(format!(
+            "the volume's device {device} has {size} bytes: expected the {recorded} that it had; the end of the volume \
+             is lost"
+        ))),
+    }
+}
+
+/// Records the size of a device of the network, which must not be smaller than before.
+pub(super) fn record_size(
+    context: &mut StageContext<'_>,
+    device: &Device,
+    size: u64,
+) -> Result<(), NodeError> {
+    check_not_shrunk(&context.record, device, size)?;
+    if context.record.size != Some(size) {
+        context.record.size = Some(size);
+        context.save_record()?;
+    }
+    Ok(())
 }
 
 /// Rejects a required size that is larger than the device: only the driver can expand the device.

@@ -8,11 +8,12 @@ mod local_device;
 mod nfs;
 mod none;
 mod nvme;
+mod rbd;
 mod tmpfs;
 
 use std::collections::BTreeSet;
 
-use cofferdam_domain::storage::{AccessType, CsiAccessMode, VolumeCapability};
+use cofferdam_domain::storage::{AccessType, CsiAccessMode, Secrets, VolumeCapability};
 
 pub(crate) use directory::DirectoryConnector;
 pub(crate) use image::ImageConnector;
@@ -20,6 +21,7 @@ pub(crate) use local_device::LocalDeviceConnector;
 pub(crate) use nfs::NfsConnector;
 pub(crate) use none::NoneConnector;
 pub(crate) use nvme::NvmeConnector;
+pub(crate) use rbd::RbdConnector;
 pub(crate) use tmpfs::{TmpfsConnector, is_tmpfs_mount, tmpfs_source};
 
 use crate::{
@@ -52,6 +54,8 @@ pub(crate) struct StageContext<'a> {
     pub(crate) has_content_source: bool,
     /// Locks by NVMe subsystem: one connects or disconnects at a time.
     pub(crate) subsystem_locks: &'a KeyLocks,
+    /// Secrets of the request. They are neither recorded nor logged.
+    pub(crate) secrets: &'a Secrets,
 }
 
 impl StageContext<'_> {
@@ -126,8 +130,8 @@ pub(crate) trait Connector: Send + Sync {
     /// its access mode and filesystem type. [`Self::stage`] checks the mount flags.
     fn check_capability(&self, capability: &VolumeCapability) -> Result<(), NodeError>;
 
-    /// Checks that the volume's storage exists on this node. A tmpfs, an NFS export, an NVMe namespace and the
-    /// kind `none` need no check: no other volume can be staged during this call, so it must not wait.
+    /// Checks that the volume's storage exists on this node. A tmpfs, an NFS export, an NVMe namespace, an RBD
+    /// image and the kind `none` need no check: no other volume can be staged during this call, so it must not wait.
     ///
     /// Images and devices also store their identity in the record: no other volume may use them.
     fn identify(&self, mounter: &dyn Mounter, record: &mut VolumeRecord) -> Result<(), NodeError>;
@@ -136,7 +140,7 @@ pub(crate) trait Connector: Send + Sync {
     fn stage(&self, context: &mut StageContext<'_>) -> Result<(), NodeError>;
 
     /// Expands the volume that is mounted at `path` to at least `required` bytes, and returns its size in
-    /// bytes. `None` requires no minimum. An image, a device and an NVMe namespace are expanded by the driver: a `required`
+    /// bytes. `None` requires no minimum. An image, a device, an NVMe namespace and an RBD image are expanded by the driver: a `required`
     /// above their size is an error, and the filesystem grows to the size of the image or device. A tmpfs
     /// grows to `required` unless that is above the policy's maximum, and never shrinks. A directory, an NFS
     /// export and the kind `none` have no size on the node: they return `required` unchanged.
@@ -218,7 +222,10 @@ pub(crate) fn unstage(
     }
     detach_loop_devices(mounter, record, others)?;
     match record {
-        Some(record) => nvme::disconnect(mounter, subsystem_locks, record),
+        Some(record) => {
+            nvme::disconnect(mounter, subsystem_locks, record)?;
+            rbd::unmap(mounter, record)
+        }
         None => Ok(()),
     }
 }

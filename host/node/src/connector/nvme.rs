@@ -110,11 +110,7 @@ impl Connector for NvmeConnector {
         device::check_unused(context, &disk.device, &self.0.to_string(), &users)?;
         Self::check_unshared(context, &disk)?;
         // 5. Record its size.
-        check_not_shrunk(&context.record, &disk)?;
-        if context.record.size != Some(disk.size) {
-            context.record.size = Some(disk.size);
-            context.save_record()?;
-        }
+        device::record_size(context, &disk.device, disk.size)?;
         // 6. Mount it, or bind its node.
         device::stage(context, &disk.device)
     }
@@ -132,7 +128,7 @@ impl Connector for NvmeConnector {
             rescan(mounter, &self.0, &disk, required)?;
             disk = self.find_disk(mounter, false)?;
         }
-        check_not_shrunk(record, &disk)?;
+        device::check_not_shrunk(record, &disk.device, disk.size)?;
         device::check_size(disk.size, required)?;
         if record.size != Some(disk.size) {
             let new_record = VolumeRecord { size: Some(disk.size), ..record.clone() };
@@ -159,18 +155,6 @@ fn rescan(
         mounter.nvme_rescan(controller, &disk.device, size).step("read the size of the volume's device")?;
     }
     Ok(())
-}
-
-/// Rejects a disk that is smaller than it was: the kernel accepts that without an error, and the end of the
-/// filesystem is lost.
-fn check_not_shrunk(record: &VolumeRecord, disk: &NvmeDisk) -> Result<(), NodeError> {
-    match record.size.filter(|recorded| *recorded > disk.size) {
-        None => Ok(()),
-        Some(recorded) => Err(NodeError::FailedPrecondition(format!(
-            "the volume's device {} has {} bytes: expected the {recorded} that it had; the end of the volume is lost",
-            disk.device, disk.size
-        ))),
-    }
 }
 
 /// Returns the namespace in a volume's record; `None` if the volume is of another kind.

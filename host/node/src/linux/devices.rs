@@ -89,7 +89,10 @@ pub(super) fn by_stable_id(stable_id: &str) -> Result<DeviceInfo> {
         return Err(MounterError::FailedPrecondition(format!("{path} is not a block device")));
     };
     let device = by_number(number)?;
-    let (size, users) = (size(number)?, device_users(&device, true)?);
+    let (size, mut users) = (size(number)?, device_users(&device, true)?);
+    if !partitions(&device)?.is_empty() {
+        users.push("it has partitions".to_owned());
+    }
     Ok(DeviceInfo { size, users, is_partition: is_partition(number)?, device })
 }
 
@@ -103,34 +106,22 @@ fn is_partition(number: (u32, u32)) -> Result<bool> {
     Ok(is_mapped || sysfs.join("partition").exists())
 }
 
-/// Returns messages about the current users of a device; empty if the device is free. An exclusive opener is
-/// looked for only if there is no other user, and `may_open` is true.
+/// Returns messages about the current users of a device and its partitions; empty if they are free. An exclusive
+/// opener is looked for only if there is no other user, and `may_open` is true.
 pub(super) fn device_users(device: &Device, may_open: bool) -> Result<Vec<String>> {
-    let mut users = mount_users(MountTable::read()?.entries(), device);
-    let sysfs = sysfs_path(device.number);
-    let entries = |path: &Path| -> Result<Vec<PathBuf>> {
-        let read = match fs::read_dir(path) {
-            Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(Vec::new()),
-            read => read.map_err(failed_error)?,
-        };
-        read.map(|entry| entry.map(|entry| entry.path()).map_err(failed_error)).collect()
-    };
-    if entries(&sysfs)?.iter().any(|entry| entry.join("partition").exists()) {
-        users.push("it has partitions".to_owned());
-    }
-    for holder in entries(&sysfs.join("holders"))? {
-        users.push(format!("held by {}", holder.file_name().unwrap_or_default().to_string_lossy()));
-    }
-    let is_same_device = |path: &OsString| {
-        let opened = open(path.as_os_str(), OFlags::PATH | OFlags::CLOEXEC, Mode::empty()).ok();
-        let stat = opened.and_then(|opened| rustix::fs::fstat(opened).ok());
-        stat.is_some_and(|stat| paths::path_kind(&stat) == PathKind::Device(device.number))
-    };
-    if swap_paths()?.iter().any(is_same_device) {
-        users.push("swap".to_owned());
+    let table = MountTable::read()?;
+    let mut users = Vec::new();
+    for part in [vec![device.clone()], partitions(device)?].concat() {
+        users.extend(mount_users(table.entries(), &part));
+        for holder in directory_entries(&sysfs_path(part.number).join("holders"))? {
+            users.push(format!("held by {}", holder.file_name().unwrap_or_default().to_string_lossy()));
+        }
+        if is_swap(&part)? {
+            users.push("swap".to_owned());
+        }
     }
     if users.is_empty() && may_open {
-        // An exclusive open also detects other mount namespaces, RAID and device mapper.
+        // An exclusive open also detects other mount namespaces, RAID and device mapper, also of a partition.
         match open(device.to_string(), OFlags::RDONLY | OFlags::EXCL | OFlags::CLOEXEC, Mode::empty()) {
             Ok(_) => {}
             Err(Errno::BUSY) => users.push("an exclusive opener".to_owned()),
@@ -138,6 +129,44 @@ pub(super) fn device_users(device: &Device, may_open: bool) -> Result<Vec<String
         }
     }
     Ok(users)
+}
+
+/// Returns the entries of a directory; none if it does not exist.
+fn directory_entries(path: &Path) -> Result<Vec<PathBuf>> {
+    let read = match fs::read_dir(path) {
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(Vec::new()),
+        read => read.map_err(failed_error)?,
+    };
+    read.map(|entry| entry.map(|entry| entry.path()).map_err(failed_error)).collect()
+}
+
+/// Returns the kernel's partitions of a device.
+fn partitions(device: &Device) -> Result<Vec<Device>> {
+    let mut partitions = Vec::new();
+    for entry in directory_entries(&sysfs_path(device.number))? {
+        if entry.join("partition").exists() {
+            let number = read_trimmed(&entry.join("dev"))?;
+            let number = parse_number(&number).ok_or_else(|| failed_error(format_args!("{number:?}")))?;
+            partitions.push(by_number(number)?);
+        }
+    }
+    Ok(partitions)
+}
+
+/// Parses the major and minor number of a device, such as `8:1`.
+pub(super) fn parse_number(text: &str) -> Option<(u32, u32)> {
+    let (major, minor) = text.split_once(':')?;
+    Some((major.parse().ok()?, minor.parse().ok()?))
+}
+
+/// Returns true if a device is an active swap area.
+fn is_swap(device: &Device) -> Result<bool> {
+    let is_same_device = |path: &OsString| {
+        let opened = open(path.as_os_str(), OFlags::PATH | OFlags::CLOEXEC, Mode::empty()).ok();
+        let stat = opened.and_then(|opened| rustix::fs::fstat(opened).ok());
+        stat.is_some_and(|stat| paths::path_kind(&stat) == PathKind::Device(device.number))
+    };
+    Ok(swap_paths()?.iter().any(is_same_device))
 }
 
 /// Returns messages about mounts of a device's filesystem, and about those of its node, such as a raw block volume

@@ -8,6 +8,7 @@ mod mounts;
 mod nfs;
 mod nvme;
 mod paths;
+mod rbd;
 mod records;
 mod tools;
 
@@ -34,6 +35,7 @@ use crate::{
     nvme::{Nqn, NvmeController, NvmeDisk, NvmeHost, NvmeNamespace},
     path::{KubeletPath, RootedPath},
     policy::NodePolicy,
+    rbd::{CephUser, RbdDevice, RbdImage},
     record::{VolumeRecord, VolumeRecords},
 };
 
@@ -135,6 +137,10 @@ impl Mounter for LinuxMounter {
 
     fn nvme_disks(&self, awaited: Option<&NvmeNamespace>) -> Result<Vec<NvmeDisk>> {
         nvme::wait_for_disk(Path::new(nvme::SYSFS), awaited)
+    }
+
+    fn rbd_devices(&self) -> Result<Vec<RbdDevice>> {
+        rbd::devices(Path::new(rbd::BUS))
     }
 
     fn device_content(&self, device: &Device) -> Result<DeviceContent> {
@@ -331,6 +337,18 @@ impl Mounter for LinuxMounter {
 
     fn nvme_rescan(&self, controller: &NvmeController, device: &Device, size: u64) -> Result<()> {
         nvme::rescan(Path::new(nvme::SYSFS), self.nvme_host.as_ref(), controller, device, size)
+    }
+
+    fn rbd_map(&self, image: &RbdImage, user: &CephUser) -> Result<()> {
+        rbd::map(Path::new(rbd::BUS), image, user)
+    }
+
+    fn rbd_unmap(&self, device: &RbdDevice) -> Result<()> {
+        rbd::unmap(Path::new(rbd::BUS), device)
+    }
+
+    fn rbd_refresh(&self, device: &RbdDevice, size: u64) -> Result<()> {
+        rbd::refresh(Path::new(rbd::BUS), device, size)
     }
 
     fn resize_tmpfs(&self, size: u64, path: &KubeletPath) -> Result<()> {

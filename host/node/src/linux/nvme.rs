@@ -11,7 +11,7 @@ use std::{
 
 use rustix::io::Errno;
 
-use super::paths::Result;
+use super::{devices::parse_number, paths::Result};
 use crate::{
     block_device::Device,
     error::MounterError,
@@ -126,9 +126,7 @@ fn disk(sysfs: &Path, name: &str) -> Result<Option<NvmeDisk>> {
     else {
         return Ok(None);
     };
-    let number =
-        number.split_once(':').and_then(|(major, minor)| Some((major.parse().ok()?, minor.parse().ok()?)));
-    let (Some(number), Ok(sectors)) = (number, sectors.parse::<u64>()) else {
+    let (Some(number), Ok(sectors)) = (parse_number(&number), sectors.parse::<u64>()) else {
         return failed(format!("the disk {name} has no number or no size"));
     };
     Ok(Some(NvmeDisk {

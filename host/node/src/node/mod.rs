@@ -8,7 +8,7 @@ mod publish;
 mod stage;
 mod stats;
 
-use cofferdam_domain::storage::{AccessType, ConnectionInfo, VolumeCapability};
+use cofferdam_domain::storage::{AccessType, ConnectionInfo, Secrets, VolumeCapability};
 
 pub use stats::{ExpandRequest, VolumeStats};
 
@@ -36,6 +36,8 @@ pub struct StageRequest {
     pub connection_info: ConnectionInfo,
     /// True if the volume was created from a volume or a snapshot.
     pub has_content_source: bool,
+    /// The node-stage secrets. They are neither recorded nor logged.
+    pub secrets: Secrets,
 }
 
 /// Arguments of NodePublishVolume for a staged volume.

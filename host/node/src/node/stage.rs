@@ -143,6 +143,7 @@ impl<M: Mounter> NodeVolumes<M> {
             filesystems: &self.policy.filesystems,
             has_content_source: request.has_content_source,
             subsystem_locks: &self.subsystem_locks,
+            secrets: &request.secrets,
         };
         connector.stage(&mut context)?;
         if !context.record.is_staged {

@@ -19,6 +19,8 @@ pub(crate) use host::DEFAULT_TEMPLATE as DEFAULT_HOST_NQN;
 pub use host::NvmeHost;
 pub use rule::{NvmeRule, NvmeRuleError};
 
+use crate::network::parse_endpoints;
+
 /// Port of NVMe over TCP that IANA has assigned.
 const DEFAULT_PORT: u16 = 4420;
 /// Maximum number of portals of a volume.
@@ -116,7 +118,7 @@ fn hex(bytes: &[u8]) -> String {
 }
 
 /// Formats 128 bits as a UUID.
-fn uuid_text(bytes: [u8; 16]) -> String {
+pub(crate) fn uuid_text(bytes: [u8; 16]) -> String {
     let digits: Vec<char> = hex(&bytes).chars().collect();
     let lengths = [8, 4, 4, 4, 12];
     let mut rest = digits.as_slice();
@@ -215,7 +217,7 @@ impl NvmeNamespace {
             (None, None) => return Err(InvalidNamespace::Identifiers { count: 0 }),
             (Some(_), Some(_)) => return Err(InvalidNamespace::Identifiers { count: 2 }),
         };
-        let portals = parse_portals(portals)
+        let portals = parse_endpoints(portals, DEFAULT_PORT, MAX_PORTALS)
             .ok_or_else(|| InvalidNamespace::Portals { portals: portals.to_owned() })?;
         Ok(Self { nqn: Nqn::parse(nqn)?, portals, id })
     }
@@ -234,34 +236,6 @@ impl fmt::Display for NvmeNamespace {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "the namespace with {} of the NVMe subsystem {}", self.id, self.nqn)
     }
-}
-
-/// Parses a list of portals; `None` if it is empty, too long, or has an invalid or repeated portal.
-fn parse_portals(text: &str) -> Option<Vec<SocketAddr>> {
-    let mut portals = Vec::new();
-    for part in text.split(',') {
-        let portal = parse_portal(part)?;
-        if portals.len() == MAX_PORTALS || portals.contains(&portal) {
-            return None;
-        }
-        portals.push(portal);
-    }
-    Some(portals)
-}
-
-/// Parses an address with an optional port. IPv6 needs brackets and has no zone.
-fn parse_portal(text: &str) -> Option<SocketAddr> {
-    if let Ok(portal) = text.parse::<SocketAddr>() {
-        let has_zone = matches!(portal, SocketAddr::V6(portal) if portal.scope_id() != 0);
-        let canonical = SocketAddr::new(portal.ip().to_canonical(), portal.port());
-        // The parser accepts a zone of 0.
-        return (!has_zone && !text.contains('%') && portal.port() != 0).then_some(canonical);
-    }
-    let address = match text.strip_prefix('[').and_then(|text| text.strip_suffix(']')) {
-        Some(address) => IpAddr::V6(address.parse().ok()?),
-        None => IpAddr::V4(text.parse().ok()?),
-    };
-    Some(SocketAddr::new(address.to_canonical(), DEFAULT_PORT))
 }
 
 /// Parses the address of a controller as sysfs shows it, such as `traddr=10.0.0.5,trsvcid=4420,src_addr=10.0.0.9`;

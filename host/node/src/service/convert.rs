@@ -9,7 +9,7 @@ use cofferdam_csi::v1::{
 };
 use cofferdam_domain::{
     Quantity,
-    storage::{AccessType, CsiAccessMode, ErrorKind, VolumeCapability, connection_info},
+    storage::{AccessType, CsiAccessMode, ErrorKind, Secret, VolumeCapability, connection_info},
     text::printable,
 };
 use tonic::{Code, Status};
@@ -159,6 +159,7 @@ pub(super) fn stage_request(request: NodeStageVolumeRequest, has_publishing: boo
         capability,
         connection_info,
         has_content_source: request.volume_context.contains_key(CONTENT_SOURCE),
+        secrets: request.secrets.into_iter().map(|(name, text)| (name, Secret::new(text))).collect(),
     })
 }
 

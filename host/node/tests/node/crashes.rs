@@ -25,7 +25,7 @@ fn scenarios() -> Vec<(String, Vec<ScenarioStep>)> {
         let expand = cofferdam_node::ExpandRequest {
             volume: name.to_owned(),
             volume_path: staging_path(name),
-            required: Some(if name.starts_with("nvme") { 32 * MIB } else { MIB }),
+            required: Some(if name.starts_with("nvme") || name.starts_with("rbd") { 32 * MIB } else { MIB }),
             limit: None,
             is_size_published: true,
         };
@@ -38,6 +38,9 @@ fn scenarios() -> Vec<(String, Vec<ScenarioStep>)> {
                 Box::new(move |node| {
                     for namespace in ["nvme-blank", "nvme-raw"] {
                         node.mounter().host().resize_namespace(namespace, 32 * MIB);
+                    }
+                    for image in ["rbd-blank", "rbd-raw"] {
+                        node.mounter().host().resize_rbd_image(image, 32 * MIB);
                     }
                     node.expand(&expand).map(drop)
                 }),
@@ -144,10 +147,14 @@ fn every_scenario_converges_after_a_crash_at_any_effect() {
                 } else {
                     assert_eq!(format_result, (0, DeviceContent::Blank), "{name}");
                 }
-                let disk = node.mounter().host().disk("nvme-blank");
-                let expected = if name == "nvme" { 1..=2 } else { 0..=0 };
-                assert!(expected.contains(&disk.format_count), "{name}: {disk:?}");
-                assert_eq!(node.mounter().host().disk("nvme-raw").format_count, 0);
+                for (volume, blank, raw) in
+                    [("nvme", "nvme-blank", "nvme-raw"), ("rbd", "rbd-blank", "rbd-raw")]
+                {
+                    let disk = node.mounter().host().disk(blank);
+                    let expected = if name == volume { 1..=2 } else { 0..=0 };
+                    assert!(expected.contains(&disk.format_count), "{name}: {disk:?}");
+                    assert_eq!(node.mounter().host().disk(raw).format_count, 0);
+                }
                 let raw_image = node.mounter().host().image("/srv/images/raw").unwrap();
                 assert_eq!(
                     (raw_image.format_count, raw_image.content),

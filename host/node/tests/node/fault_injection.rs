@@ -8,9 +8,10 @@ use std::{
 
 use cofferdam_fake_host::{FakeHost, FakeMounter};
 use cofferdam_node::{
-    BindSource, Device, DeviceContent, DeviceInfo, FileId, Filesystem, FilesystemUsage, KubeletPath,
-    LoopDevice, MountAttributes, MountOptions, Mounter, MounterError, NfsExport, Nqn, NvmeController,
-    NvmeDisk, NvmeNamespace, PathInfo, RootedPath, VolumeRecord, VolumeRecords,
+    BindSource, CephUser, Device, DeviceContent, DeviceInfo, FileId, Filesystem, FilesystemUsage,
+    KubeletPath, LoopDevice, MountAttributes, MountOptions, Mounter, MounterError, NfsExport, Nqn,
+    NvmeController, NvmeDisk, NvmeNamespace, PathInfo, RbdDevice, RbdImage, RootedPath, VolumeRecord,
+    VolumeRecords,
 };
 use parking_lot::{Mutex, MutexGuard};
 
@@ -217,6 +218,10 @@ impl Mounter for FaultyMounter {
         self.query(|inner| inner.nvme_disks(awaited))
     }
 
+    fn rbd_devices(&self) -> Result<Vec<RbdDevice>> {
+        self.query(|inner| inner.rbd_devices())
+    }
+
     fn device_content(&self, device: &Device) -> Result<DeviceContent> {
         self.query(|inner| inner.device_content(device))
     }
@@ -339,6 +344,18 @@ impl Mounter for FaultyMounter {
         self.apply(format!("rescan {}", controller.nqn), |inner, _| {
             inner.nvme_rescan(controller, device, size)
         })
+    }
+
+    fn rbd_map(&self, image: &RbdImage, user: &CephUser) -> Result<()> {
+        self.apply(format!("map {image}"), |inner, _| inner.rbd_map(image, user))
+    }
+
+    fn rbd_unmap(&self, device: &RbdDevice) -> Result<()> {
+        self.apply(format!("unmap {}", device.image), |inner, _| inner.rbd_unmap(device))
+    }
+
+    fn rbd_refresh(&self, device: &RbdDevice, size: u64) -> Result<()> {
+        self.apply(format!("refresh {}", device.image), |inner, _| inner.rbd_refresh(device, size))
     }
 
     fn resize_tmpfs(&self, size: u64, path: &KubeletPath) -> Result<()> {

@@ -12,6 +12,7 @@ mod fuzz;
 mod linux;
 mod nvme;
 mod policy;
+mod rbd;
 mod registrar;
 mod requests;
 mod sequences;

@@ -1,11 +1,13 @@
 //! Fixtures: volumes, paths and nodes.
 
-use cofferdam_domain::storage::{AccessType, ConnectionInfo, CsiAccessMode, VolumeCapability};
+use cofferdam_domain::storage::{
+    AccessType, ConnectionInfo, CsiAccessMode, Secret, Secrets, VolumeCapability,
+};
 use cofferdam_fake_host::FakeHost;
 use cofferdam_node::{
     ConnectionKind, DeviceContent, Filesystem, InlinePolicy, KubeletPath, KubeletRoots, NfsRule, NodeError,
-    NodePolicy, NodeVolumes, NvmeNamespace, NvmeRule, PublishInlineRequest, PublishRequest, StableIdPattern,
-    StageRequest,
+    NodePolicy, NodeVolumes, NvmeNamespace, NvmeRule, PublishInlineRequest, PublishRequest, RbdFields,
+    RbdImage, RbdRule, StableIdPattern, StageRequest,
 };
 
 use crate::fault_injection::FaultyMounter;
@@ -28,6 +30,10 @@ pub(crate) fn policy() -> NodePolicy {
             NvmeRule::new(&["10.0.0.0/8".to_owned()], &[4420], &["nqn.2024-01.com.example:*".to_owned()])
                 .unwrap(),
         ],
+        rbd: vec![
+            RbdRule::new(&["10.0.0.0/8".to_owned()], &[6789], &[FSID.to_owned()], &["volumes".to_owned()])
+                .unwrap(),
+        ],
         tmpfs_max_bytes: Some(64 * MIB),
         filesystems: Filesystem::ALL.into(),
         inline: InlinePolicy { tmpfs_max_bytes: Some(MIB) },
@@ -44,8 +50,8 @@ pub(crate) fn roots() -> KubeletRoots {
     KubeletRoots::new([ROOT.to_owned()]).unwrap()
 }
 
-/// A node with a directory, a blank disk image, disk images with content, a device, an NFS export, and two NVMe
-/// namespaces of one subsystem.
+/// A node with a directory, a blank disk image, disk images with content, a device, an NFS export, two NVMe
+/// namespaces of one subsystem, and two RBD images.
 pub(crate) fn test_node() -> NodeVolumes<FaultyMounter> {
     let host = FakeHost::isolated();
     for directory in ["/srv/directories/one", &format!("{ROOT}/pods")] {
@@ -63,6 +69,9 @@ pub(crate) fn test_node() -> NodeVolumes<FaultyMounter> {
     host.add_disk("wwn-blank", 32 * MIB, DeviceContent::Blank, Vec::new());
     for (name, namespace) in [("nvme-blank", nvme_namespace(1)), ("nvme-raw", nvme_namespace(2))] {
         host.add_namespace(name, &parse_namespace(&namespace), 16 * MIB, DeviceContent::Blank);
+    }
+    for (name, image) in [("rbd-blank", rbd_image(1)), ("rbd-raw", rbd_image(2))] {
+        host.add_rbd_image(name, &parse_image(&image), 16 * MIB, DeviceContent::Blank);
     }
     NodeVolumes::new(FaultyMounter::new(host), roots(), policy())
 }
@@ -95,6 +104,37 @@ pub(crate) fn parse_namespace(connection: &ConnectionInfo) -> NvmeNamespace {
     let field = |name: &str| connection.fields.get(name).map(String::as_str);
     NvmeNamespace::parse(field("portals").unwrap(), field("nqn").unwrap(), field("nguid"), field("uuid"))
         .unwrap()
+}
+
+/// The fsid of the Ceph cluster.
+pub(crate) const FSID: &str = "0f6d1e52-3f3c-4e0a-9d0e-3f5f2f1b7a10";
+
+/// The image `image-NUMBER` of the cluster.
+pub(crate) fn rbd_image(number: u8) -> ConnectionInfo {
+    let (image, id) = (format!("image-{number}"), format!("10ab{number}"));
+    let monitors = ("monitors", "10.0.0.3:6789");
+    let fields =
+        [monitors, ("cluster-fsid", FSID), ("pool", "volumes"), ("image", &image), ("image-id", &id)];
+    connection_info("rbd", &fields)
+}
+
+pub(crate) fn parse_image(connection: &ConnectionInfo) -> RbdImage {
+    let field = |name: &str| connection.fields.get(name).map(String::as_str);
+    let fields = RbdFields {
+        monitors: field("monitors").unwrap(),
+        cluster_fsid: field("cluster-fsid").unwrap(),
+        pool: field("pool").unwrap(),
+        namespace: field("namespace"),
+        image: field("image").unwrap(),
+        image_id: field("image-id").unwrap(),
+    };
+    RbdImage::parse(fields).unwrap()
+}
+
+/// The user of the Ceph cluster.
+pub(crate) fn ceph_secrets(key: &str) -> Secrets {
+    let secrets = [("userID", "csi"), ("userKey", key)];
+    secrets.into_iter().map(|(name, text)| (name.to_owned(), Secret::new(text))).collect()
 }
 
 pub(crate) fn filesystem_capability(mode: CsiAccessMode) -> VolumeCapability {
@@ -147,6 +187,7 @@ pub(crate) fn stage_request(
         capability,
         connection_info,
         has_content_source: false,
+        secrets: ceph_secrets("AQAA"),
     }
 }
 
@@ -208,6 +249,8 @@ pub(crate) fn volume_kinds() -> Vec<(&'static str, ConnectionInfo, VolumeCapabil
         ),
         ("nvme", nvme_namespace(1), mount_capability("xfs", &["noatime"], "2000")),
         ("nvme-block", nvme_namespace(2), block_capability()),
+        ("rbd", rbd_image(1), mount_capability("ext4", &["discard"], "2000")),
+        ("rbd-block", rbd_image(2), block_capability()),
         ("none", connection_info("none", &[]), mount_capability("", &[], "2000")),
         ("xfs", connection_info("image", &[("path", "xfs")]), single_writer()),
     ]
