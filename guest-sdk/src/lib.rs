@@ -120,7 +120,7 @@ pub use bindings::{
         volumes::{ValidateRequest, Validation},
     },
 };
-pub use types::{NamespaceId, NfsVersion, to_map};
+pub use types::{NamespaceId, NfsVersion, RbdImage, to_map};
 
 /// Returns true if this call may have changed something outside its instance: it committed to the state,
 /// changed or may have changed the pool, or sent a request that may have had an effect. The SDK uses this so

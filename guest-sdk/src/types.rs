@@ -145,6 +145,24 @@ pub enum NamespaceId<'a> {
     Uuid(&'a str),
 }
 
+/// An image of a Ceph cluster, for [`ConnectionInfo::rbd`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RbdImage<'a> {
+    /// Addresses of monitors, such as `10.0.0.5:6789` or `[fd00::5]:3300`. Port 3300 is version 2 of the messenger
+    /// protocol, and must be that of all or of none.
+    pub monitors: &'a [&'a str],
+    /// The cluster's fsid.
+    pub cluster_fsid: &'a str,
+    /// The pool.
+    pub pool: &'a str,
+    /// The namespace in the pool; absent for the default one.
+    pub namespace: Option<&'a str>,
+    /// The image's name.
+    pub image: &'a str,
+    /// The image's id, which no later image of the same name has.
+    pub image_id: &'a str,
+}
+
 /// The kinds of connection info that Cofferdam's node plugin supports, in their first version. The operator
 /// configures which of the kinds a node accepts.
 ///
@@ -228,6 +246,36 @@ impl ConnectionInfo {
             NamespaceId::Uuid(uuid) => ("uuid", uuid),
         };
         Self::with_fields("nvme-tcp", &[("portals", &portals.join(",")), ("nqn", nqn), id])
+    }
+
+    /// An image of a Ceph cluster, which the node's kernel maps. The user and its key are not part of connection info:
+    /// they are the node-stage secrets `userID` and `userKey`. The operator of the node configures which clusters and
+    /// pools it accepts.
+    ///
+    /// ```
+    /// use cofferdam_guest::{ConnectionInfo, RbdImage};
+    ///
+    /// let info = ConnectionInfo::rbd(&RbdImage {
+    ///     monitors: &["10.0.0.5:6789", "10.0.0.6:6789"],
+    ///     cluster_fsid: "0f6d1e52-3f3c-4e0a-9d0e-3f5f2f1b7a10",
+    ///     pool: "volumes",
+    ///     namespace: None,
+    ///     image: "pvc-1",
+    ///     image_id: "10226b8b4567",
+    /// });
+    /// assert_eq!(info.kind, "rbd");
+    /// ```
+    pub fn rbd(image: &RbdImage<'_>) -> Self {
+        let monitors = image.monitors.join(",");
+        let mut fields = vec![
+            ("monitors", monitors.as_str()),
+            ("cluster-fsid", image.cluster_fsid),
+            ("pool", image.pool),
+            ("image", image.image),
+            ("image-id", image.image_id),
+        ];
+        fields.extend(image.namespace.map(|namespace| ("namespace", namespace)));
+        Self::with_fields("rbd", &fields)
     }
 
     fn with_fields(kind: &str, fields: &[(&str, &str)]) -> Self {
