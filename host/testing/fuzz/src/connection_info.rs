@@ -27,8 +27,8 @@ const MAX_MESSAGE_BYTES: usize = 1_003;
 /// - A node decodes an encoding if and only if the host accepts the connection info from a driver.
 /// - Decoding and encoding are inverse, and the encoding is within its limit.
 /// - The node finds in the contexts what the controller put there, and only in the right one.
-/// - Connection info that a node parses leads to a plain relative path, a device name, a size, an export or a
-///   namespace.
+/// - Connection info that a node parses leads to a plain relative path, a device name, a size, an export, a
+///   namespace or an RBD image.
 pub fn connection_info(data: &[u8]) {
     let Ok(text) = std::str::from_utf8(data) else { return };
     match decode(text) {
@@ -137,6 +137,19 @@ fn check_node(info: &ConnectionInfo) {
             // The only spelling is the same namespace, and has no separator of the kernel's options.
             let fields = namespace.fields();
             assert!(!fields["nqn"].contains([',', ' ', '=', '\n']), "{fields:?}");
+            let again = NodeConnection::parse(&ConnectionInfo { fields, ..info.clone() });
+            assert_eq!(again.as_ref(), Ok(&connection));
+            return;
+        }
+        NodeConnection::Rbd(image) => {
+            assert_eq!((info.kind.as_str(), info.version), (ConnectionKind::Rbd.as_str(), 1));
+            // The only spelling is the same image, and has no separator of the kernel's command.
+            let fields = image.fields();
+            assert!(info.fields.keys().eq(fields.keys()), "{info:?}");
+            assert!(
+                fields.values().all(|value| !value.contains([' ', '\n', '\t', '\0', '/', '@'])),
+                "{fields:?}"
+            );
             let again = NodeConnection::parse(&ConnectionInfo { fields, ..info.clone() });
             assert_eq!(again.as_ref(), Ok(&connection));
             return;
