@@ -198,7 +198,7 @@
 {{- end -}}
 {{- if and .Values.node.enabled (hasKey .Values.node.settings "node") -}}
 {{- $policy := .Values.node.settings.node -}}
-{{- range $kind, $setting := dict "directory" "directory-root" "image" "image-root" "local-device" "stable-ids" "nfs" "nfs" "nvme-tcp" "nvme-tcp" "tmpfs" "tmpfs-max-bytes" -}}
+{{- range $kind, $setting := dict "directory" "directory-root" "image" "image-root" "local-device" "stable-ids" "nfs" "nfs" "nvme-tcp" "nvme-tcp" "rbd" "rbd" "tmpfs" "tmpfs-max-bytes" -}}
 {{- if and (has $kind (default list (get $policy "connection-kinds"))) (not (get $policy $setting)) -}}
 {{- fail (printf "node.settings.node.connection-kinds has %s: expected node.settings.node.%s to be set" $kind $setting) -}}
 {{- end -}}
@@ -207,11 +207,10 @@
 {{- end -}}
 {{- end -}}
 {{- end -}}
-{{- if and .Values.node.enabled (has "nfs" (dig "node" "connection-kinds" list .Values.node.settings)) (not .Values.node.hostNetwork) -}}
-{{- fail "node.hostNetwork is false: expected true, because NFS mounts use the network of the pod that made them, and outlive it" -}}
+{{- range $kind, $object := dict "nfs" "NFS mounts" "nvme-tcp" "NVMe/TCP connections" "rbd" "RBD images" -}}
+{{- if and $.Values.node.enabled (has $kind (dig "node" "connection-kinds" list $.Values.node.settings)) (not $.Values.node.hostNetwork) -}}
+{{- fail (printf "node.hostNetwork is false: expected true, because %s use the network of the pod that made them, and outlive it" $object) -}}
 {{- end -}}
-{{- if and .Values.node.enabled (has "nvme-tcp" (dig "node" "connection-kinds" list .Values.node.settings)) (not .Values.node.hostNetwork) -}}
-{{- fail "node.hostNetwork is false: expected true, because NVMe/TCP connections use the network of the pod that made them, and outlive it" -}}
 {{- end -}}
 {{- if and .Values.node.enabled (not (hasKey .Values.node.settings "node")) -}}
 {{- fail "node.settings.node is missing: expected the policy of the nodes, such as {connection-kinds: [directory], directory-root: /srv/volumes}" -}}
