@@ -157,6 +157,9 @@ pub struct NodePolicy {
     pub rbd: Vec<RbdRule>,
     /// Maximum size in bytes of one volume of kind `tmpfs`. `None` unless the kind is allowed.
     pub tmpfs_max_bytes: Option<u64>,
+    /// Maximum size in bytes of all tmpfs of this driver on this node together, inline volumes included. If absent,
+    /// only their number limits it.
+    pub tmpfs_total_bytes: Option<u64>,
     /// Filesystems that may be mounted from devices and created on blank ones. If a volume requests none, the
     /// node creates ext4, or xfs if ext4 is not allowed.
     #[serde(default = "default_filesystems")]
@@ -190,6 +193,7 @@ impl Default for NodePolicy {
             nvme_host_nqn: None,
             rbd: Vec::new(),
             tmpfs_max_bytes: None,
+            tmpfs_total_bytes: None,
             filesystems: default_filesystems(),
             allow_suid: false,
             allow_devices: false,
@@ -221,6 +225,11 @@ impl NodePolicy {
             if is_set && !has_kind(kind) {
                 return Err(PolicyError::UnusedSetting { setting, kind });
             }
+        }
+        let uses_memory = has_kind(ConnectionKind::Tmpfs) || self.inline.tmpfs_max_bytes.is_some();
+        if self.tmpfs_total_bytes.is_some() && !uses_memory {
+            let setting = "tmpfs-total-bytes";
+            return Err(PolicyError::UnusedSetting { setting, kind: ConnectionKind::Tmpfs });
         }
         if self.uses_devices() && self.filesystems.is_empty() {
             return Err(PolicyError::NoFilesystems);

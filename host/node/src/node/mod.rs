@@ -4,6 +4,7 @@
 //! may be read at any time.
 
 mod active_volumes;
+mod memory;
 mod publish;
 mod stage;
 mod stats;
@@ -123,6 +124,11 @@ impl<M: Mounter> NodeVolumes<M> {
         };
         let found = self.inspect(&path)?.filter(|found| !found.mounts.is_empty());
         Ok(found.map(|found| (path, found)))
+    }
+
+    /// Returns true if the volume is mounted at its staging path or a target path.
+    fn is_live(&self, record: &VolumeRecord) -> Result<bool, NodeError> {
+        Ok(self.staged_mount(record)?.is_some() || !self.mounted_targets(record)?.is_empty())
     }
 
     /// Returns the target paths of a volume at which something is mounted.

@@ -201,6 +201,7 @@ impl<M: Mounter> NodeVolumes<M> {
     /// an allowed one. Any other [`NodeError`]. The call is rolled back like [`Self::publish`].
     pub fn publish_inline(&self, request: &PublishInlineRequest) -> Result<(), NodeError> {
         let target = self.roots.resolve("target_path", &request.target_path)?;
+        let _active_guard = self.active_volumes.mark_active(&request.volume);
         self.publish_or_roll_back(&request.volume, &target, || self.try_publish_inline(request, &target))
     }
 
@@ -283,6 +284,10 @@ impl<M: Mounter> NodeVolumes<M> {
             None => {}
         }
         self.check_target_unused(&request.volume, target)?;
+        // No other volume may take memory between reading and saving records.
+        let active = self.active_volumes.lock();
+        let records = self.mounter.records().step("read the volumes' records")?.readable;
+        self.check_total_memory(&request.volume, size, &records, &active)?;
         self.mounter.save_record(&new_record).step("save the volume's record")
     }
 

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use super::{NodeVolumes, StageRequest};
+use super::{NodeVolumes, StageRequest, memory::memory_of};
 use crate::{
     connection::NodeConnection,
     connector::{Connector, StageContext, unstage},
@@ -93,11 +93,6 @@ impl<M: Mounter> NodeVolumes<M> {
         unstage(&self.mounter, &self.subsystem_locks, &old_path, Some(&existing), &others)
     }
 
-    /// Returns true if the volume is mounted at its staging path or a target path.
-    fn is_live(&self, record: &VolumeRecord) -> Result<bool, NodeError> {
-        Ok(self.staged_mount(record)?.is_some() || !self.mounted_targets(record)?.is_empty())
-    }
-
     /// Prepares the record. Resolves the volume's storage, checks that no other volume uses the same image, device or staging path, and saves the record
     /// if it is new or changed.
     fn reserve_storage(
@@ -121,6 +116,11 @@ impl<M: Mounter> NodeVolumes<M> {
             record.format_in_progress = false;
         }
         self.check_exclusive(&record, &others, &active)?;
+        if let Some(size) = memory_of(&record)
+            && !self.is_live(&record)?
+        {
+            self.check_total_memory(&record.volume, size, &others, &active)?;
+        }
         let existing = others.iter().find(|other| other.volume == record.volume);
         if existing != Some(&record) {
             self.mounter.save_record(&record).step("save the volume's record")?;

@@ -2,7 +2,7 @@
 
 use cofferdam_domain::storage::{AccessType, VolumeCondition};
 
-use super::NodeVolumes;
+use super::{NodeVolumes, memory::memory_of};
 use crate::{
     connection::NodeConnection,
     connector::is_read_only_mode,
@@ -120,7 +120,15 @@ impl<M: Mounter> NodeVolumes<M> {
         let (path, _) = self.staged_mount(&record)?.ok_or_else(|| {
             NodeError::FailedPrecondition("the volume is not staged on this node".to_owned())
         })?;
+        // A tmpfs records its new size: no other volume may take memory meanwhile.
+        let memory = memory_of(&record).zip(request.required).filter(|(size, required)| required > size);
+        let active = memory.map(|(_, required)| (required, self.active_volumes.lock()));
+        if let Some((required, active)) = &active {
+            let records = self.mounter.records().step("read the volumes' records")?.readable;
+            self.check_total_memory(&record.volume, *required, &records, active)?;
+        }
         let size = connector.expand(&self.mounter, &record, &path, request.required)?;
+        drop(active);
         match size.zip(request.limit).filter(|(size, limit)| size > limit) {
             Some((size, limit)) => Err(NodeError::OutOfRange(format!(
                 "the volume has {size} bytes: expected a limit of at least that, not {limit}"

@@ -348,6 +348,48 @@ fn inline_volumes_are_tmpfs_within_the_size_limit() {
 }
 
 #[test]
+fn all_tmpfs_together_are_within_the_total() {
+    let tmpfs = || connection_info("tmpfs", &[("size", "1048576")]);
+    let total = |total| NodePolicy { tmpfs_total_bytes: Some(total), ..policy() };
+    let node = restart(test_node(), total(3 * MIB));
+    let expand = |volume: &str| {
+        let request = cofferdam_node::ExpandRequest {
+            volume: volume.to_owned(),
+            volume_path: staging_path(volume),
+            required: Some(2 * MIB),
+            limit: None,
+            is_size_published: true,
+        };
+        node.expand(&request)
+    };
+    for volume in ["v", "w"] {
+        make_directory_and_stage(&node, &stage_request(volume, tmpfs(), single_writer())).unwrap();
+    }
+    expand("v").unwrap();
+    for error in [
+        expand("w").unwrap_err(),
+        node.publish_inline(&inline_request("p", None)).unwrap_err(),
+        make_directory_and_stage(&node, &stage_request("x", tmpfs(), single_writer())).unwrap_err(),
+    ] {
+        assert_eq!(error.kind(), ErrorKind::FailedPrecondition);
+        assert!(
+            error.to_string().contains("3145728 bytes of other volumes")
+                || error.to_string().contains("2097152 bytes beside 2097152"),
+            "{error}"
+        );
+    }
+    node.unstage("w", &staging_path("w")).unwrap();
+    node.publish_inline(&inline_request("p", None)).unwrap();
+    node.publish_inline(&inline_request("p", None)).unwrap();
+    // Volumes that a reboot has unmounted take no memory.
+    node.mounter().host().reboot();
+    make_directory_and_stage(&node, &stage_request("x", tmpfs(), single_writer())).unwrap();
+    let error = node.stage(&stage_request("v", tmpfs(), single_writer())).map_err(|error| error.to_string());
+    assert_eq!(error, Ok(()), "2 MiB and 1 MiB");
+    assert!(NodePolicy { tmpfs_total_bytes: Some(1), ..NodePolicy::default() }.validate().is_err());
+}
+
+#[test]
 fn paths_outside_the_kubelet_root_are_rejected() {
     let node = test_node();
     let request = stage_request("v", connection_info("none", &[]), single_writer());
