@@ -136,7 +136,7 @@ fn check_node(info: &ConnectionInfo) {
             assert_eq!((info.kind.as_str(), info.version), (ConnectionKind::NvmeTcp.as_str(), 1));
             // The only spelling is the same namespace, and has no separator of the kernel's options.
             let fields = namespace.fields();
-            assert!(!fields["nqn"].contains([',', ' ', '=', '\n']), "{fields:?}");
+            assert!(!namespace.nqn.as_str().contains([',', ' ', '=', '\n']), "{fields:?}");
             let again = NodeConnection::parse(&ConnectionInfo { fields, ..info.clone() });
             assert_eq!(again.as_ref(), Ok(&connection));
             return;
