@@ -21,6 +21,8 @@ use crate::{
 pub(super) const BUS: &str = "/sys/bus/rbd";
 /// Maximum time of the kernel's connection to a monitor.
 const MOUNT_TIMEOUT_SECONDS: u32 = 30;
+/// Attempts and interval of the removal of a device that is in use. udev may keep it open for a moment.
+const UNMAP_RETRY: (u32, Duration) = (20, Duration::from_millis(100));
 /// Maximum time and interval of the wait for a new size.
 const SIZE_WAIT: (Duration, Duration) = (Duration::from_secs(5), Duration::from_millis(20));
 
@@ -198,7 +200,7 @@ pub(super) fn unmap(bus: &Path, expected: &RbdDevice) -> Result<()> {
     {
         return Ok(());
     }
-    match write_once(&bus.join("remove_single_major"), &expected.id) {
+    match remove(&bus.join("remove_single_major"), &expected.id) {
         Ok(()) => Ok(()),
         Err(error) if error.raw_os_error() == Some(Errno::NOENT.raw_os_error()) => Ok(()),
         Err(error) if error.raw_os_error() == Some(Errno::BUSY.raw_os_error()) => {
@@ -206,6 +208,18 @@ pub(super) fn unmap(bus: &Path, expected: &RbdDevice) -> Result<()> {
         }
         Err(error) => failed(format!("{} cannot be unmapped: {error}", expected.device)),
     }
+}
+
+/// Writes the number of a device to an attribute that removes it. Repeats that for two seconds while it is in use.
+fn remove(path: &Path, id: &str) -> io::Result<()> {
+    let (attempts, interval) = UNMAP_RETRY;
+    for _ in 1..attempts {
+        match write_once(path, id) {
+            Err(error) if error.raw_os_error() == Some(Errno::BUSY.raw_os_error()) => thread::sleep(interval),
+            removed => return removed,
+        }
+    }
+    write_once(path, id)
 }
 
 /// Makes the kernel read the size of an image, and waits until the device has at least `size` bytes.
