@@ -148,8 +148,8 @@ pub enum NamespaceId<'a> {
 /// An image of a Ceph cluster, for [`ConnectionInfo::rbd`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RbdImage<'a> {
-    /// Addresses of monitors, such as `10.0.0.5:6789` or `[fd00::5]:3300`. Port 3300 is version 2 of the messenger
-    /// protocol, and must be that of all or of none.
+    /// Addresses of monitors, such as `10.0.0.5:6789` or `[fd00::5]:3300`. Port 3300 is version 2 of the
+    /// messenger protocol, and must be that of all or of none.
     pub monitors: &'a [&'a str],
     /// The cluster's fsid.
     pub cluster_fsid: &'a str,
@@ -224,19 +224,21 @@ impl ConnectionInfo {
         Self::with_fields("nfs", &[("server", server), ("path", path), ("version", version)])
     }
 
-    /// A namespace of an NVMe subsystem, over TCP. `portals` are the addresses of the subsystem with their ports,
-    /// such as `10.0.0.5:4420` or `[fd00::5]:4420`; the node uses all that it can connect. `nqn` is the name of the
-    /// subsystem. The operator of the node configures which portals and subsystems it accepts.
+    /// A namespace of an NVMe subsystem, over TCP. `portals` are the addresses of the subsystem with their
+    /// ports, such as `10.0.0.5:4420` or `[fd00::5]:4420`; the node uses all that it can connect. `nqn` is
+    /// the name of the subsystem. The operator of the node configures which portals and subsystems it
+    /// accepts.
     ///
     /// `publish` must allow the namespace to the host NQN of the node, by default
-    /// `nqn.2026-11.dev.cofferdam:` and the name of the node, and `unpublish` must withdraw it: the node keeps its
-    /// access until then.
+    /// `nqn.2026-11.dev.cofferdam:` and the name of the node, and `unpublish` must withdraw it: the node
+    /// keeps its access until then.
     ///
     /// ```
     /// use cofferdam_guest::{ConnectionInfo, NamespaceId};
     ///
     /// let id = NamespaceId::Uuid("0f6d1e52-3f3c-4e0a-9d0e-3f5f2f1b7a10");
-    /// let info = ConnectionInfo::nvme_tcp(&["10.0.0.5:4420", "10.0.1.5:4420"], "nqn.2024-01.com.example:a", id);
+    /// let portals = ["10.0.0.5:4420", "10.0.1.5:4420"];
+    /// let info = ConnectionInfo::nvme_tcp(&portals, "nqn.2024-01.com.example:a", id);
     /// assert_eq!(info.kind, "nvme-tcp");
     /// assert_eq!(info.fields[0], ("portals".to_owned(), "10.0.0.5:4420,10.0.1.5:4420".to_owned()));
     /// ```
@@ -248,9 +250,9 @@ impl ConnectionInfo {
         Self::with_fields("nvme-tcp", &[("portals", &portals.join(",")), ("nqn", nqn), id])
     }
 
-    /// An image of a Ceph cluster, which the node's kernel maps. The user and its key are not part of connection info:
-    /// they are the node-stage secrets `userID` and `userKey`. The operator of the node configures which clusters and
-    /// pools it accepts.
+    /// An image of a Ceph cluster, which the node's kernel maps. The user and its key are not part of
+    /// connection info: they are the node-stage secrets `userID` and `userKey`. The operator of the node
+    /// configures which clusters and pools it accepts.
     ///
     /// ```
     /// use cofferdam_guest::{ConnectionInfo, RbdImage};

@@ -94,15 +94,17 @@ pub trait Mounter: Send + Sync {
     /// [`MounterError::Failed`] if it cannot be resolved, or has no address.
     fn resolve(&self, name: &str) -> Result<Vec<IpAddr>>;
 
-    /// Returns messages about the users of a device and its partitions: mounts of a filesystem or a node, holders,
-    /// swap. Partitions are no users: a raw volume can have some. If the device has none of them and `may_open` is true, opens it to find an exclusive opener; the
-    /// storage of a device that does not respond can delay that for a long time.
+    /// Returns messages about the users of a device and its partitions: mounts of a filesystem or a node,
+    /// holders, swap. Partitions are no users: a raw volume can have some. If the device has none of them and
+    /// `may_open` is true, opens it to find an exclusive opener; a device that does not respond can delay
+    /// that for a long time.
     ///
     /// # Errors
     /// [`MounterError`]
     fn device_users(&self, device: &Device, may_open: bool) -> Result<Vec<String>>;
 
-    /// Opens a device. Until the result is dropped, the kernel gives its name and its number to no other device.
+    /// Opens a device. Until the result is dropped, the kernel gives its name and its number to no other
+    /// device.
     ///
     /// # Errors
     /// [`MounterError`], also if another device has the name.
@@ -269,25 +271,26 @@ pub trait Mounter: Send + Sync {
     /// connected.
     ///
     /// # Errors
-    /// [`MounterError`], also if the portal accepts no connection in time, or the subsystem rejects this node.
+    /// [`MounterError`], also if the portal accepts no connection in time, or the subsystem rejects this
+    /// node.
     fn nvme_connect(&self, nqn: &Nqn, portal: SocketAddr) -> Result<()>;
 
-    /// Effect: disconnects a controller. Its disks disappear, unless another controller has them. The kernel does
-    /// not refuse this while a disk is in use. Succeeds if the controller does not exist.
+    /// Effect: disconnects a controller. Its disks disappear, unless another controller has them. The kernel
+    /// does not refuse this while a disk is in use. Succeeds if the controller does not exist.
     ///
     /// # Errors
     /// [`MounterError`]
     fn nvme_disconnect(&self, controller: &NvmeController) -> Result<()>;
 
-    /// Effect: makes a controller read the sizes of its namespaces again. Waits for at most 5 seconds until the
-    /// device has at least `size` bytes.
+    /// Effect: makes a controller read the sizes of its namespaces again. Waits for at most 5 seconds until
+    /// the device has at least `size` bytes.
     ///
     /// # Errors
     /// [`MounterError`]
     fn nvme_rescan(&self, controller: &NvmeController, device: &Device, size: u64) -> Result<()>;
 
-    /// Effect: maps the image of these names, with the key of the user. The cluster and the image's id can differ
-    /// from the expected ones.
+    /// Effect: maps the image of these names, with the key of the user. The cluster and the image's id can
+    /// differ from the expected ones.
     ///
     /// # Errors
     /// [`MounterError`], also if no monitor responds in time.
@@ -299,8 +302,8 @@ pub trait Mounter: Send + Sync {
     /// [`MounterError::Failed`], also if the device is in use.
     fn rbd_unmap(&self, device: &RbdDevice) -> Result<()>;
 
-    /// Effect: makes the kernel read the size of an image again. Waits for at most 5 seconds until the device has at
-    /// least `size` bytes.
+    /// Effect: makes the kernel read the size of an image again. Waits for at most 5 seconds until the device
+    /// has at least `size` bytes.
     ///
     /// # Errors
     /// [`MounterError`]

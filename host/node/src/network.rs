@@ -13,8 +13,8 @@ pub(crate) fn parse_network(text: &str) -> Option<IpNet> {
     (!is_mapped && network.network() == address).then_some(network)
 }
 
-/// Parses a list of 1 to `most` addresses, separated by commas; `None` if one is invalid or repeated. IPv4 in IPv6
-/// notation becomes IPv4.
+/// Parses a list of 1 to `most` addresses, separated by commas; `None` if one is invalid or repeated. IPv4 in
+/// IPv6 notation becomes IPv4.
 pub(crate) fn parse_endpoints(text: &str, default_port: u16, most: usize) -> Option<Vec<SocketAddr>> {
     let mut endpoints = Vec::new();
     for part in text.split(',') {

@@ -157,8 +157,8 @@ pub struct NodePolicy {
     pub rbd: Vec<RbdRule>,
     /// Maximum size in bytes of one volume of kind `tmpfs`. `None` unless the kind is allowed.
     pub tmpfs_max_bytes: Option<u64>,
-    /// Maximum size in bytes of all tmpfs of this driver on this node together, inline volumes included. If absent,
-    /// only their number limits it.
+    /// Maximum size in bytes of all tmpfs of this driver on this node together, inline volumes included. If
+    /// absent, only their number limits it.
     pub tmpfs_total_bytes: Option<u64>,
     /// Filesystems that may be mounted from devices and created on blank ones. If a volume requests none, the
     /// node creates ext4, or xfs if ext4 is not allowed.
@@ -255,8 +255,8 @@ impl NodePolicy {
             .any(|kind| self.has_kind(kind))
     }
 
-    /// Returns the names by which a node identifies itself to NVMe subsystems; absent if they are invalid and kind
-    /// `nvme-tcp` is not allowed.
+    /// Returns the names by which a node identifies itself to NVMe subsystems; absent if they are invalid and
+    /// kind `nvme-tcp` is not allowed.
     ///
     /// # Errors
     /// [`InvalidNamespace::Nqn`] if the host NQN is invalid, for example too long.

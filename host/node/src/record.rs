@@ -31,9 +31,9 @@ pub struct VolumeRecord {
     /// The capability of the NodeStageVolume request, or of the NodePublishVolume request of an inline
     /// volume.
     pub capability: VolumeCapability,
-    /// Size in bytes of an inline volume, also if the pod requests none; the required size of the last expansion
-    /// of a tmpfs, which is recorded before the expansion; or the last known size of an NVMe namespace or
-    /// an RBD image, which must not shrink. None for any other volume.
+    /// Size in bytes of an inline volume, also if the pod requests none; the required size of the last
+    /// expansion of a tmpfs, which is recorded before the expansion; or the last known size of an NVMe
+    /// namespace or an RBD image, which must not shrink. None for any other volume.
     pub size: Option<u64>,
     /// Identity of the volume's image file; None unless the connection info is of kind `image`.
     pub image_id: Option<FileId>,

@@ -38,7 +38,8 @@ impl FakeHost {
         self.lock().violations.clone()
     }
 
-    /// Mounts, loop devices, NVMe controllers of the node role and mapped RBD images that remain, for display.
+    /// Mounts, loop devices, NVMe controllers of the node role and mapped RBD images that remain, for
+    /// display.
     pub fn leftover_mounts(&self) -> Vec<String> {
         let state = self.lock();
         let mounts = state.mounts.iter().map(|mounted| format!("{} is mounted", mounted.path));
@@ -169,8 +170,8 @@ impl FakeHost {
         self.lock().rbd_images.retain(|image| image.disk != name);
     }
 
-    /// Changes the size of an image of a Ceph cluster, in bytes. A smaller size reaches the device immediately, a
-    /// larger one when it is refreshed.
+    /// Changes the size of an image of a Ceph cluster, in bytes. A smaller size reaches the device
+    /// immediately, a larger one when it is refreshed.
     pub fn resize_rbd_image(&self, name: &str, size: u64) {
         let mut state = self.lock();
         for image in state.rbd_images.iter_mut().filter(|image| image.disk == name) {
@@ -181,8 +182,8 @@ impl FakeHost {
         }
     }
 
-    /// Changes the size of a namespace in bytes. A smaller size reaches the disk immediately, a larger one when a
-    /// controller reads it again.
+    /// Changes the size of a namespace in bytes. A smaller size reaches the disk immediately, a larger one
+    /// when a controller reads it again.
     pub fn resize_namespace(&self, name: &str, size: u64) {
         let mut state = self.lock();
         for namespace in state.namespaces.iter_mut().filter(|namespace| namespace.disk == name) {
@@ -289,7 +290,8 @@ impl FakeHost {
         }
     }
 
-    /// Reboots the host: its mounts, loop devices, NVMe controllers and mapped images are lost, and its files, disks and images remain.
+    /// Reboots the host: its mounts, loop devices, NVMe controllers and mapped images are lost, and its
+    /// files, disks and images remain.
     pub fn reboot(&self) {
         let mut state = self.lock();
         state.mounts.clear();

@@ -187,14 +187,14 @@ fn check_filesystem_allowed(context: &StageContext<'_>, filesystem: Filesystem) 
     Err(NodeError::Denied(format!("the filesystem {} is not allowed on this node", filesystem.as_str())))
 }
 
-/// Rejects a device of the network that is smaller than it was: the kernel accepts that without an error, and the
-/// end of the filesystem is lost.
+/// Rejects a device of the network that is smaller than it was: the kernel accepts that without an error, and
+/// the end of the filesystem is lost.
 pub(super) fn check_not_shrunk(record: &VolumeRecord, device: &Device, size: u64) -> Result<(), NodeError> {
     match record.size.filter(|recorded| *recorded > size) {
         None => Ok(()),
         Some(recorded) => Err(NodeError::FailedPrecondition(format!(
-            "the volume's device {device} has {size} bytes: expected the {recorded} that it had; the end of the volume \
-             is lost"
+            "the volume's device {device} has {size} bytes: expected the {recorded} that it had; the end of \
+             the volume is lost"
         ))),
     }
 }

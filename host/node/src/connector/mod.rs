@@ -130,8 +130,9 @@ pub(crate) trait Connector: Send + Sync {
     /// its access mode and filesystem type. [`Self::stage`] checks the mount flags.
     fn check_capability(&self, capability: &VolumeCapability) -> Result<(), NodeError>;
 
-    /// Checks that the volume's storage exists on this node. A tmpfs, an NFS export, an NVMe namespace, an RBD
-    /// image and the kind `none` need no check: no other volume can be staged during this call, so it must not wait.
+    /// Checks that the volume's storage exists on this node. A tmpfs, an NFS export, an NVMe namespace, an
+    /// RBD image and the kind `none` need no check: no other volume can be staged during this call, so it
+    /// must not wait.
     ///
     /// Images and devices also store their identity in the record: no other volume may use them.
     fn identify(&self, mounter: &dyn Mounter, record: &mut VolumeRecord) -> Result<(), NodeError>;
@@ -140,10 +141,11 @@ pub(crate) trait Connector: Send + Sync {
     fn stage(&self, context: &mut StageContext<'_>) -> Result<(), NodeError>;
 
     /// Expands the volume that is mounted at `path` to at least `required` bytes, and returns its size in
-    /// bytes. `None` requires no minimum. An image, a device, an NVMe namespace and an RBD image are expanded by the driver: a `required`
-    /// above their size is an error, and the filesystem grows to the size of the image or device. A tmpfs
-    /// grows to `required` unless that is above the policy's maximum, and never shrinks. A directory, an NFS
-    /// export and the kind `none` have no size on the node: they return `required` unchanged.
+    /// bytes. `None` requires no minimum. An image, a device, an NVMe namespace and an RBD image are expanded
+    /// by the driver: a `required` above their size is an error, and the filesystem grows to the size of the
+    /// image or device. A tmpfs grows to `required` unless that is above the policy's maximum, and never
+    /// shrinks. A directory, an NFS export and the kind `none` have no size on the node: they return
+    /// `required` unchanged.
     fn expand(
         &self,
         mounter: &dyn Mounter,

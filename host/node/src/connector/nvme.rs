@@ -165,8 +165,8 @@ fn recorded_namespace(record: &VolumeRecord) -> Option<NvmeNamespace> {
     }
 }
 
-/// Disconnects the controllers of a volume's portals that no other volume names. Keeps them while a disk of the
-/// subsystem is in use, because the kernel would disconnect it nevertheless.
+/// Disconnects the controllers of a volume's portals that no other volume names. Keeps them while a disk of
+/// the subsystem is in use, because the kernel would disconnect it nevertheless.
 pub(super) fn disconnect(
     mounter: &dyn Mounter,
     subsystem_locks: &KeyLocks,

@@ -19,12 +19,13 @@ impl RbdConnector {
     /// Returns the image's device; `None` if it is not mapped.
     fn find_device(&self, mounter: &dyn Mounter) -> Result<Option<RbdDevice>, NodeError> {
         let devices = mounter.rbd_devices().step("list the mapped images")?;
-        let found = select_device(&devices, &self.0).map_err(NodeError::FailedPrecondition)?;
+        let found = select_device(&devices, &self.0)
+            .map_err(|error| NodeError::FailedPrecondition(error.to_string()))?;
         Ok(found.cloned())
     }
 
-    /// Maps the image, unless it is mapped. The kernel maps by names, so the result is compared with the cluster's
-    /// fsid and the image's id; a wrong one is unmapped by the roll-back of the call.
+    /// Maps the image, unless it is mapped. The kernel maps by names, so the result is compared with the
+    /// cluster's fsid and the image's id; a wrong one is unmapped by the roll-back of the call.
     fn map(&self, context: &StageContext<'_>) -> Result<RbdDevice, NodeError> {
         let mounter = context.mounter;
         if let Some(device) = self.find_device(mounter)? {

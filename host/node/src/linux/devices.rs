@@ -106,8 +106,8 @@ fn is_partition(number: (u32, u32)) -> Result<bool> {
     Ok(is_mapped || sysfs.join("partition").exists())
 }
 
-/// Returns messages about the current users of a device and its partitions; empty if they are free. An exclusive
-/// opener is looked for only if there is no other user, and `may_open` is true.
+/// Returns messages about the current users of a device and its partitions; empty if they are free. An
+/// exclusive opener is looked for only if there is no other user, and `may_open` is true.
 pub(super) fn device_users(device: &Device, may_open: bool) -> Result<Vec<String>> {
     let table = MountTable::read()?;
     let mut users = Vec::new();
@@ -169,8 +169,8 @@ fn is_swap(device: &Device) -> Result<bool> {
     Ok(swap_paths()?.iter().any(is_same_device))
 }
 
-/// Returns messages about mounts of a device's filesystem, and about those of its node, such as a raw block volume
-/// of another driver.
+/// Returns messages about mounts of a device's filesystem, and about those of its node, such as a raw block
+/// volume of another driver.
 fn mount_users(mounts: &[MountInfoEntry], device: &Device) -> Vec<String> {
     let node = format!("/{}", device.name);
     let mut users = Vec::new();

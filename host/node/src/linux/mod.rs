@@ -64,7 +64,8 @@ impl LinuxMounter {
         Ok(Self { tools: Tools::find(policy)?, records: RecordStore::open(records)?, nvme_host: None })
     }
 
-    /// Sets the names by which the node identifies itself to NVMe subsystems. Without them, it connects to none.
+    /// Sets the names by which the node identifies itself to NVMe subsystems. Without them, it connects to
+    /// none.
     #[must_use]
     pub fn with_nvme_host(self, nvme_host: Option<NvmeHost>) -> Self {
         Self { nvme_host, ..self }

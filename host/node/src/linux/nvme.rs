@@ -98,8 +98,8 @@ fn controller(sysfs: &Path, name: &str, host: Option<&NvmeHost>) -> Result<Optio
     }))
 }
 
-/// Returns true for the name of a namespace's disk, such as `nvme0n1`. Partitions (`nvme0n1p1`) and the hidden
-/// paths of multipath (`nvme0c1n1`) have other names.
+/// Returns true for the name of a namespace's disk, such as `nvme0n1`. Partitions (`nvme0n1p1`) and the
+/// hidden paths of multipath (`nvme0c1n1`) have other names.
 fn is_disk_name(name: &str) -> bool {
     let numbers = name.strip_prefix("nvme").and_then(|rest| rest.split_once('n'));
     let is_number = |text: &str| !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
@@ -208,13 +208,14 @@ fn connect_error(host: &NvmeHost, nqn: &Nqn, portal: SocketAddr, error: &io::Err
     let code = error.raw_os_error();
     let hint = if code == Some(Errno::IO.raw_os_error()) {
         format!(
-            "expected this subsystem at the portal, and the host NQN {} to be allowed; the log of the kernel has the \
-             reason",
+            "expected this subsystem at the portal, and the host NQN {} to be allowed; the log of the kernel \
+             has the reason",
             host.nqn
         )
     } else if code == Some(Errno::INVAL.raw_os_error()) {
         format!(
-            "expected the kernel module nvme-tcp, and no controller with the host NQN {} and another host ID than {}",
+            "expected the kernel module nvme-tcp, and no controller with the host NQN {} and another host ID \
+             than {}",
             host.nqn, host.id
         )
     } else {
@@ -223,8 +224,8 @@ fn connect_error(host: &NvmeHost, nqn: &Nqn, portal: SocketAddr, error: &io::Err
     format!("the NVMe subsystem {nqn} at {portal} cannot be connected: {error}; {hint}")
 }
 
-/// Writes an attribute of a controller that makes the kernel act. Returns false if the controller is no longer
-/// the same.
+/// Writes an attribute of a controller that makes the kernel act. Returns false if the controller is no
+/// longer the same.
 fn trigger(
     sysfs: &Path,
     host: Option<&NvmeHost>,
@@ -415,8 +416,8 @@ mod tests {
         assert_eq!(
             options("[2001:DB8:0::5]:4421"),
             format!(
-                "transport=tcp,traddr=2001:db8::5,trsvcid=4421,nqn={NQN},hostnqn=nqn.2026-11.dev.cofferdam:n1,\
-                 hostid={id},reconnect_delay=2,ctrl_loss_tmo=600"
+                "transport=tcp,traddr=2001:db8::5,trsvcid=4421,nqn={NQN},\
+                 hostnqn=nqn.2026-11.dev.cofferdam:n1,hostid={id},reconnect_delay=2,ctrl_loss_tmo=600"
             )
         );
         assert!(options("10.0.0.5:4420").starts_with("transport=tcp,traddr=10.0.0.5,trsvcid=4420,"));

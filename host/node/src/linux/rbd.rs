@@ -42,8 +42,8 @@ impl KeyType for CephKeyType {
     }
 }
 
-/// A key in the keyring of this thread, which other threads and processes do not see. It is removed on drop; the
-/// kernel's client has a copy.
+/// A key in the keyring of this thread, which other threads and processes do not see. It is removed on drop;
+/// the kernel's client has a copy.
 struct ThreadKey {
     keyring: Keyring,
     key: Key,
@@ -210,7 +210,8 @@ pub(super) fn unmap(bus: &Path, expected: &RbdDevice) -> Result<()> {
     }
 }
 
-/// Writes the number of a device to an attribute that removes it. Repeats that for two seconds while it is in use.
+/// Writes the number of a device to an attribute that removes it. Repeats that for two seconds while it is in
+/// use.
 fn remove(path: &Path, id: &str) -> io::Result<()> {
     let (attempts, interval) = UNMAP_RETRY;
     for _ in 1..attempts {

@@ -15,8 +15,9 @@ pub(super) fn memory_of(record: &VolumeRecord) -> Option<u64> {
 }
 
 impl<M: Mounter> NodeVolumes<M> {
-    /// Rejects `size` bytes for a volume if all tmpfs together would be above the policy's total. Counts volumes that
-    /// are mounted or in `active`. The caller locks the active volumes until the size is recorded.
+    /// Rejects `size` bytes for a volume if all tmpfs together would be above the policy's total. Counts
+    /// volumes that are mounted or in `active`. The caller locks the active volumes until the size is
+    /// recorded.
     pub(super) fn check_total_memory(
         &self,
         volume: &str,
@@ -37,7 +38,8 @@ impl<M: Mounter> NodeVolumes<M> {
             return Ok(());
         }
         Err(NodeError::FailedPrecondition(format!(
-            "a tmpfs of {size} bytes beside {others} bytes of other volumes: expected at most {most} on this node"
+            "a tmpfs of {size} bytes beside {others} bytes of other volumes: expected at most {most} on \
+             this node"
         )))
     }
 }

@@ -80,8 +80,8 @@ impl<M: Mounter> NodeVolumes<M> {
         self.run_connector(&*connector, request, path, record)
     }
 
-    /// Unstages the volume at the staging path of its record if the request differs from it and nothing of the
-    /// volume is mounted. Waits for storage, so other volumes can be staged meanwhile.
+    /// Unstages the volume at the staging path of its record if the request differs from it and nothing of
+    /// the volume is mounted. Waits for storage, so other volumes can be staged meanwhile.
     fn unstage_replaced(&self, request: &StageRequest, path: &KubeletPath) -> Result<(), NodeError> {
         let Some(existing) = self.record(&request.volume)? else { return Ok(()) };
         if is_same_request(&existing, request, path) || self.is_live(&existing)? {
@@ -93,8 +93,8 @@ impl<M: Mounter> NodeVolumes<M> {
         unstage(&self.mounter, &self.subsystem_locks, &old_path, Some(&existing), &others)
     }
 
-    /// Prepares the record. Resolves the volume's storage, checks that no other volume uses the same image, device or staging path, and saves the record
-    /// if it is new or changed.
+    /// Prepares the record. Resolves the volume's storage, checks that no other volume uses the same image,
+    /// device or staging path, and saves the record if it is new or changed.
     fn reserve_storage(
         &self,
         connector: &dyn Connector,

@@ -1,5 +1,5 @@
-//! Decisions about the kernel's NVMe controllers and disks. A controller is one connection to a subsystem; with
-//! the kernel's multipath, a namespace is one disk, whatever the number of its controllers.
+//! Decisions about the kernel's NVMe controllers and disks. A controller is one connection to a subsystem;
+//! with the kernel's multipath, a namespace is one disk, whatever the number of its controllers.
 
 use std::{collections::BTreeSet, net::SocketAddr};
 
@@ -73,8 +73,8 @@ impl NvmeDisk {
 pub(crate) enum DiskError {
     /// Two disks have one identifier.
     #[error(
-        "{disks} have the identifier of {namespace}: expected one disk; the kernel needs NVMe multipath for several \
-         portals"
+        "{disks} have the identifier of {namespace}: expected one disk; the kernel needs NVMe multipath \
+         for several portals"
     )]
     Several { disks: String, namespace: String },
     /// The disk belongs to another subsystem.

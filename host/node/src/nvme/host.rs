@@ -21,9 +21,9 @@ pub struct NvmeHost {
 }
 
 impl NvmeHost {
-    /// Creates the names of a node. `{node}` in the template stands for the name of the Node. The identifier is
-    /// the UUID in the NQN if it has one; otherwise it is derived from the NQN. The kernel accepts only one
-    /// identifier for an NQN.
+    /// Creates the names of a node. `{node}` in the template stands for the name of the Node. The identifier
+    /// is the UUID in the NQN if it has one; otherwise it is derived from the NQN. The kernel accepts only
+    /// one identifier for an NQN.
     ///
     /// # Errors
     /// [`InvalidNamespace::Nqn`] if the result is no NQN, for example because it is too long.

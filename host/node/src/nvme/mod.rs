@@ -89,8 +89,8 @@ pub enum NamespaceId {
 }
 
 impl NamespaceId {
-    /// Returns the 128 bits. The kernel shows the NGUID in the place of a missing UUID, so the same bits are the
-    /// same namespace.
+    /// Returns the 128 bits. The kernel shows the NGUID in the place of a missing UUID, so the same bits are
+    /// the same namespace.
     pub const fn bytes(self) -> [u8; 16] {
         match self {
             Self::Nguid(bytes) | Self::Uuid(bytes) => bytes,
@@ -149,8 +149,8 @@ pub(crate) fn parse_uuid(text: &str) -> Option<[u8; 16]> {
 pub enum InvalidNamespace {
     /// The portals are invalid.
     #[error(
-        "the portals are {portals:?}: expected 1 to {MAX_PORTALS} different addresses such as 10.0.0.5:4420 or \
-         [fd00::5]:4420, separated by commas"
+        "the portals are {portals:?}: expected 1 to {MAX_PORTALS} different addresses such as 10.0.0.5:4420 \
+         or [fd00::5]:4420, separated by commas"
     )]
     Portals {
         /// The value.
@@ -158,8 +158,8 @@ pub enum InvalidNamespace {
     },
     /// The name of the subsystem is invalid.
     #[error(
-        "the NVMe qualified name is {nqn:?}: expected one such as nqn.2024-01.com.example:volumes, of letters, \
-         digits and .:_-, and at most {MAX_NQN_BYTES} bytes"
+        "the NVMe qualified name is {nqn:?}: expected one such as nqn.2024-01.com.example:volumes, of \
+         letters, digits and .:_-, and at most {MAX_NQN_BYTES} bytes"
     )]
     Nqn {
         /// The value.
@@ -238,8 +238,9 @@ impl fmt::Display for NvmeNamespace {
     }
 }
 
-/// Parses the address of a controller as sysfs shows it, such as `traddr=10.0.0.5,trsvcid=4420,src_addr=10.0.0.9`;
-/// `None` if it has no IP address and port. A zone of an IPv6 address is another address.
+/// Parses the address of a controller as sysfs shows it, such as
+/// `traddr=10.0.0.5,trsvcid=4420,src_addr=10.0.0.9`; `None` if it has no IP address and port. A zone of an
+/// IPv6 address is another address.
 pub(crate) fn parse_controller_address(text: &str) -> Option<SocketAddr> {
     let value =
         |key: &str| text.trim().split(',').find_map(|option| option.strip_prefix(key)?.strip_prefix('='));

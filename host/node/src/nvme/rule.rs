@@ -28,8 +28,8 @@ pub enum NvmeRuleError {
     Port,
     /// A subsystem is not an NQN, or has `*` in another place than at its end.
     #[error(
-        "the subsystem {subsystem:?} is invalid: expected an NQN such as nqn.2024-01.com.example:volumes, or its \
-         beginning, with year, month and domain, and *"
+        "the subsystem {subsystem:?} is invalid: expected an NQN such as nqn.2024-01.com.example:volumes, or \
+         its beginning, with year, month and domain, and *"
     )]
     Subsystem {
         /// The value.

@@ -43,8 +43,8 @@ impl RbdDevice {
             && self.image_id == image.image_id
     }
 
-    /// Returns true if the command that maps the image has made this device, although it is another image: another
-    /// cluster at the same addresses, or a later image of the same name.
+    /// Returns true if the command that maps the image has made this device, although it is another image:
+    /// another cluster at the same addresses, or a later image of the same name.
     fn is_wrong_result(&self, image: &RbdImage) -> bool {
         self.is_in_pool_of(image)
             && self.image == image.image
@@ -53,21 +53,26 @@ impl RbdDevice {
     }
 }
 
+/// An image that is mapped several times.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{image} is mapped several times, at {devices}: expected one device")]
+pub(crate) struct SeveralDevices {
+    image: String,
+    devices: String,
+}
+
 /// Returns the device of an image; `None` if it is not mapped.
-///
-/// # Errors
-/// A message if it is mapped several times.
 pub(crate) fn select_device<'a>(
     devices: &'a [RbdDevice],
     image: &RbdImage,
-) -> Result<Option<&'a RbdDevice>, String> {
+) -> Result<Option<&'a RbdDevice>, SeveralDevices> {
     let found: Vec<&RbdDevice> = devices.iter().filter(|device| device.is_image(image)).collect();
     match found.as_slice() {
         [] => Ok(None),
         [device] => Ok(Some(device)),
         several => {
-            let names = several.iter().map(|device| device.device.to_string()).collect::<Vec<_>>().join(", ");
-            Err(format!("{image} is mapped several times, at {names}: expected one device"))
+            let devices = several.iter().map(|device| device.device.to_string()).collect::<Vec<_>>();
+            Err(SeveralDevices { image: image.to_string(), devices: devices.join(", ") })
         }
     }
 }
@@ -77,7 +82,8 @@ pub(crate) fn wrong_device<'a>(devices: &'a [RbdDevice], image: &RbdImage) -> Op
     devices.iter().find(|device| device.is_wrong_result(image))
 }
 
-/// Returns the devices of an image, and those that its mapping has made in its place, except those of other volumes.
+/// Returns the devices of an image, and those that its mapping has made in its place, except those of other
+/// volumes.
 pub(crate) fn removable_devices<'a>(
     devices: &'a [RbdDevice],
     image: &RbdImage,
@@ -139,7 +145,7 @@ mod tests {
                 .map(|found| found.cloned()),
             Ok(Some(good.clone()))
         );
-        let error = select_device(&[good, renamed], &wanted).unwrap_err();
+        let error = select_device(&[good, renamed], &wanted).unwrap_err().to_string();
         assert!(error.contains("mapped several times, at /dev/rbd0, /dev/rbd6"), "{error}");
     }
 

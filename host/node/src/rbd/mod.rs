@@ -1,5 +1,5 @@
-//! Images of Ceph RBD: the fields of kind `rbd`, the user, the rules of the policy, and decisions about mapped
-//! devices.
+//! Images of Ceph RBD: the fields of kind `rbd`, the user, the rules of the policy, and decisions about
+//! mapped devices.
 
 mod devices;
 mod rule;
@@ -40,8 +40,8 @@ fn is_name(text: &str) -> bool {
 pub enum InvalidImage {
     /// The monitors are invalid.
     #[error(
-        "the monitors are {monitors:?}: expected 1 to {MAX_MONITORS} different addresses such as 10.0.0.5:6789 or \
-         [fd00::5]:3300, separated by commas; all of them with port {V2_PORT}, or none"
+        "the monitors are {monitors:?}: expected 1 to {MAX_MONITORS} different addresses such as \
+         10.0.0.5:6789 or [fd00::5]:3300, separated by commas; all of them with port {V2_PORT}, or none"
     )]
     Monitors {
         /// The value.
@@ -55,7 +55,8 @@ pub enum InvalidImage {
     },
     /// A name is invalid.
     #[error(
-        "the {field} is {name:?}: expected 1 to {MAX_NAME_BYTES} visible ASCII characters, and none of / @ , = \" ' \\"
+        "the {field} is {name:?}: expected 1 to {MAX_NAME_BYTES} visible ASCII characters, and none of \
+         / @ , = \" ' \\"
     )]
     Name {
         /// The field.

@@ -277,7 +277,8 @@ fn a_volume_that_waits_to_connect_is_not_disconnected() {
     thread::scope(|scope| {
         let first = scope.spawn(|| unstage(&node, "v"));
         reached.recv().unwrap();
-        // The lock of the subsystem delays this volume until the controllers are gone. It connects them again.
+        // The lock of the subsystem delays this volume until the controllers are gone. It connects them
+        // again.
         let second = scope.spawn(|| stage(&node, "w", nvme_namespace(2)));
         resume.send(()).unwrap();
         first.join().unwrap();
