@@ -26,10 +26,11 @@ impl<M: Mounter> NodeVolumes<M> {
         let _active_guard = self.active_volumes.mark_active(&request.volume);
         // If unknown, assume that the mount existed before.
         let had_mount = self.has_staging_mount(&path).unwrap_or(true);
+        let earlier = self.record(&request.volume).unwrap_or_default();
         let result = self.try_stage(request, &path);
         if result.is_err() && !had_mount {
             // The caller needs the first error.
-            let _ = self.roll_back_stage(&request.volume, &path);
+            let _ = self.roll_back_stage(&request.volume, &path, earlier.as_ref());
         }
         result
     }
@@ -43,8 +44,13 @@ impl<M: Mounter> NodeVolumes<M> {
 
     /// Rolls back a failed call, unless the record says that the volume was staged before, has targets, or
     /// has another staging path. Keeps the record if formatting has started and is not known to have
-    /// finished.
-    fn roll_back_stage(&self, volume: &str, path: &KubeletPath) -> Result<(), NodeError> {
+    /// finished, or if the `earlier` record had the size of the same storage.
+    fn roll_back_stage(
+        &self,
+        volume: &str,
+        path: &KubeletPath,
+        earlier: Option<&VolumeRecord>,
+    ) -> Result<(), NodeError> {
         let Some(record) = self.record(volume)? else { return Ok(()) };
         let records = self.mounter.records().step("read the volumes' records")?.readable;
         if record.is_staged
@@ -54,8 +60,11 @@ impl<M: Mounter> NodeVolumes<M> {
             return Ok(());
         }
         unstage(&self.mounter, &self.subsystem_locks, path, Some(&record), &records)?;
-        // The next attempt must know that the device may hold an interrupted format.
-        if record.format_in_progress {
+        let has_known_size = earlier.is_some_and(|earlier| {
+            earlier.size.is_some() && earlier.connection_info == record.connection_info
+        });
+        // The next attempt must know that the device may hold an interrupted format, and how large it was.
+        if record.format_in_progress || has_known_size {
             Ok(())
         } else {
             self.mounter.delete_record(volume).step("delete the volume's record")
@@ -204,9 +213,10 @@ impl<M: Mounter> NodeVolumes<M> {
         if existing.connection_info != new_record.connection_info {
             return Ok(new_record);
         }
-        // The storage is the same, and may still hold the interrupted format, which a retry may overwrite.
-        let (format_in_progress, image_id) = (existing.format_in_progress, existing.image_id);
-        Ok(VolumeRecord { format_in_progress, image_id, ..new_record })
+        // The storage is the same, and may still hold the interrupted format, which a retry may overwrite. It must
+        // not be smaller than it was.
+        let VolumeRecord { format_in_progress, image_id, size, .. } = *existing;
+        Ok(VolumeRecord { format_in_progress, image_id, size, ..new_record })
     }
 
     /// Rejects a staging path, a directory, an export, an image or a device that another volume uses: a volume that is

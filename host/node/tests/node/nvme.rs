@@ -185,6 +185,10 @@ fn a_volume_that_was_shrunk_is_not_used() {
     // After a reboot, the record still has the size.
     host.reboot();
     assert!(stage(&node, "v", nvme_namespace(1)).unwrap_err().contains("8388608 bytes"));
+    let mut elsewhere = stage_request("v", nvme_namespace(1), single_writer());
+    elsewhere.staging_path = staging_path("elsewhere");
+    let error = make_directory_and_stage(&node, &elsewhere).unwrap_err().to_string();
+    assert!(error.contains("8388608 bytes"), "{error}");
 }
 
 #[test]
