@@ -405,6 +405,38 @@ mod tests {
     }
 
     #[test]
+    fn rules_of_networks_have_default_ports_and_no_unknown_settings() {
+        let policy = |rules: &str| {
+            let kinds = r#""connection-kinds": ["nvme-tcp", "rbd"]"#;
+            serde_json::from_str::<NodePolicy>(&format!("{{{kinds}, {rules}}}"))
+        };
+        let nvme = |more: &str| {
+            let subsystems = r#""subsystems": ["nqn.2024-01.com.example:k8s-*"]"#;
+            format!(r#""nvme-tcp": [{{"networks": ["10.0.0.0/24"], {subsystems}{more}}}]"#)
+        };
+        let rbd = |more: &str| {
+            let fsids = r#""cluster-fsids": ["0f6d1e52-3f3c-4e0a-9d0e-3f5f2f1b7a10"]"#;
+            format!(r#""rbd": [{{"networks": ["10.0.0.0/24"], {fsids}, "pools": ["volumes"]{more}}}]"#)
+        };
+        policy(&format!("{}, {}", nvme(""), rbd(""))).unwrap().validate().unwrap();
+        let with_ports =
+            policy(&format!("{}, {}", nvme(r#", "ports": [4420]"#), rbd(r#", "ports": [3300, 6789]"#)));
+        assert_eq!(with_ports.unwrap(), policy(&format!("{}, {}", nvme(""), rbd(""))).unwrap());
+        for bad in [nvme(r#", "port": 1"#), nvme(r#", "ports": [0]"#), rbd(r#", "users": []"#)] {
+            assert!(policy(&bad).is_err(), "{bad}");
+        }
+        let host = |template: Option<&str>, kinds: &[ConnectionKind]| {
+            let nvme_host_nqn = template.map(str::to_owned);
+            let connection_kinds = kinds.iter().copied().collect();
+            NodePolicy { connection_kinds, nvme_host_nqn, ..NodePolicy::default() }.nvme_host("node-1")
+        };
+        let found = host(None, &[ConnectionKind::NvmeTcp]).unwrap().unwrap();
+        assert_eq!(found.nqn.as_str(), "nqn.2026-11.dev.cofferdam:node-1");
+        assert!(host(Some("node"), &[ConnectionKind::NvmeTcp]).is_err());
+        assert_eq!(host(Some("node"), &[]), Ok(None));
+    }
+
+    #[test]
     fn connection_kind_and_its_setting_must_both_be_present() {
         let ok = |policy: NodePolicy| policy.validate().is_ok();
         assert!(ok(NodePolicy::default()));
