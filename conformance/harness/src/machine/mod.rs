@@ -2,7 +2,7 @@
 //! its servers.
 //!
 //! A machine has two network interfaces. `eth0` is QEMU's own network, by which the harness reaches the
-//! [agent], and the machine reaches this machine at [`HOST`]. `eth1` is a link to one other machine, which
+//! [agent], and the machine reaches this machine at [`HOST`]. `eth1` is a link to a network of machines, which
 //! can be cut.
 
 mod agent;
@@ -38,22 +38,19 @@ const KERNEL_PARAMETERS: &str = "console=ttyS0 quiet loglevel=4 panic=-1 reboot=
 /// Name of the link in QEMU.
 const LINK: &str = "link";
 
-/// One end of a link between two machines.
-#[derive(Clone, Debug)]
-pub(crate) struct LinkEnd {
-    /// The socket of this end.
-    local: PathBuf,
-    /// The socket of the other end.
-    remote: PathBuf,
-    /// The last byte of the hardware address.
-    number: u8,
+/// A network of machines: a multicast address on this machine's loopback.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct MachineNetwork {
+    port: u16,
 }
 
-impl LinkEnd {
-    /// Both ends of a link of the run.
-    pub(crate) fn pair(run: &SuiteRun, name: &str) -> [Self; 2] {
-        let socket = |number: u8| run.scratch().join(format!("{name}-{number}.sock"));
-        [1, 2].map(|number| Self { local: socket(number), remote: socket(3 - number), number })
+impl MachineNetwork {
+    /// A network of the run.
+    ///
+    /// # Errors
+    /// If the run has no free port.
+    pub(crate) fn new(run: &SuiteRun) -> Result<Self> {
+        Ok(Self { port: run.free_port()? })
     }
 }
 
@@ -62,6 +59,8 @@ impl LinkEnd {
 pub(crate) struct Machine {
     /// QEMU.
     process: ManagedProcess,
+    /// The number in the network.
+    number: u8,
     /// Port of the agent on this machine's loopback.
     port: u16,
     /// Socket of QEMU's monitor.
@@ -72,7 +71,8 @@ pub(crate) struct Machine {
 
 impl Machine {
     /// Starts a machine with further disks, which it has as `/dev/vdc` and so on, and waits until its agent
-    /// responds.
+    /// responds. `number` is its number in the network, from 1. Its addresses there are 10.1.0.NUMBER and
+    /// fd00:1::NUMBER.
     ///
     /// # Errors
     /// If it does not respond in time. The error contains the end of QEMU's log and names that of the machine.
@@ -80,13 +80,13 @@ impl Machine {
         run: &SuiteRun,
         system: &MachineSystem,
         name: &str,
-        link: &LinkEnd,
+        network: MachineNetwork,
+        number: u8,
         disks: &[PathBuf],
     ) -> Result<Self> {
         let port = run.free_port()?;
         let console = run.log(&format!("{name}-console"));
         let monitor = run.scratch().join(format!("{name}-monitor.sock"));
-        let LinkEnd { local, remote, number } = link;
         let mut spec = system
             .emulator(name)
             .args(["-nodefaults", "-no-user-config", "-display", "none", "-no-reboot", "-M", "pc"])
@@ -102,11 +102,7 @@ impl Machine {
             .arg(format_args!("user,id=host,hostfwd=tcp:127.0.0.1:{port}-10.0.2.15:{}", agent::PORT))
             .args(["-device", "virtio-net-pci,netdev=host,romfile="])
             .arg("-netdev")
-            .arg(format_args!(
-                "dgram,id={LINK},local.type=unix,local.path={},remote.type=unix,remote.path={}",
-                local.display(),
-                remote.display()
-            ))
+            .arg(format_args!("socket,id={LINK},mcast=230.0.0.1:{},localaddr=127.0.0.1", network.port))
             .arg("-device")
             .arg(format_args!("virtio-net-pci,netdev={LINK},romfile=,mac=52:54:00:00:00:{number:02x}"));
         for disk in system.disks() {
@@ -122,7 +118,7 @@ impl Machine {
                 .arg(format_args!("file={},format=raw,if=virtio,cache=unsafe", disk.display()));
         }
         let process = ManagedProcess::start(run, spec)?;
-        let mut machine = Self { process, port, monitor, console };
+        let mut machine = Self { process, number, port, monitor, console };
         machine.wait_ready().await?;
         Ok(machine)
     }
@@ -132,7 +128,12 @@ impl Machine {
         self.process
             .wait_ready(START_TIMEOUT, async || run_script(port, "true", "").await.map(drop))
             .await
-            .with_context(|| format!("the log of the machine is {console}"))
+            .with_context(|| format!("the log of the machine is {console}"))?;
+        let number = self.number;
+        let script = format!(
+            "ip link set eth1 up; ip address add 10.1.0.{number}/24 dev eth1; ip address add fd00:1::{number}/64 dev eth1"
+        );
+        self.shell(&script).await.map(drop)
     }
 
     /// Runs a script with the shell as root, and returns its standard output without the last line break.

@@ -11,7 +11,7 @@ use anyhow::{Context as _, Result};
 
 use self::node::MachineNode;
 use crate::{
-    machine::{LinkEnd, Machine, MachineSystem},
+    machine::{Machine, MachineNetwork, MachineSystem},
     run::SuiteRun,
     seeded_rng::seeded_rng,
 };
@@ -28,22 +28,24 @@ pub(super) async fn run(run: &SuiteRun) -> Result<()> {
     };
     let mut rng = seeded_rng()?;
     let system = MachineSystem::prepare(run).await?;
-    let [left, right] = LinkEnd::pair(run, "link");
+    let network = MachineNetwork::new(run)?;
     let disk = |name: &str| {
         let path = run.scratch().join(format!("{name}-disk"));
         File::create(&path)?.set_len(DISK_BYTES)?;
         anyhow::Ok(path)
     };
-    let (node_disks, server_disks) = (&[disk("node")?], &[disk("server")?]);
-    let (machine, mut server) = tokio::try_join!(
-        Machine::start(run, &system, "node", &left, node_disks),
-        Machine::start(run, &system, "server", &right, server_disks)
+    let disks = [&[disk("node")?], &[disk("server")?], &[disk("other-server")?]];
+    let [node_disks, server_disks, other_disks] = disks;
+    let (machine, mut server, other) = tokio::try_join!(
+        Machine::start(run, &system, "node", network, 1, node_disks),
+        Machine::start(run, &system, "server", network, 2, server_disks),
+        Machine::start(run, &system, "other-server", network, 3, other_disks)
     )?;
-    tokio::try_join!(prepare_node(&machine), prepare_server(&server))?;
+    tokio::try_join!(prepare_node(&machine), nfs::start_server(&server), nfs::start_server(&other))?;
     let policy = format!("[node]\nconnection-kinds = [\"nfs\"]\n{}", nfs::POLICY);
     let node = MachineNode::start(run, &machine, &policy).await?;
     nfs::carry_data(&node, &server).await?;
-    let outage = nfs::Outage::begin(&node, &server).await?;
+    let outage = nfs::Outage::begin(&node, &other).await?;
     outage.use_neighbours(run).await?;
     outage.remove_volume().await?;
     nfs::reject(&node).await?;
@@ -52,20 +54,12 @@ pub(super) async fn run(run: &SuiteRun) -> Result<()> {
     nfs::restart_server(run, &node, &mut server).await
 }
 
-/// Configures the node's link, and mounts its disk at kubelet's root, which outlives a loss of power.
+/// Mounts the node's disk at kubelet's root, which outlives a loss of power.
 async fn prepare_node(node: &Machine) -> Result<()> {
     let script = format!(
-        "ip address add 10.1.0.1/24 dev eth1; ip address add fd00:1::1/64 dev eth1; ip link set eth1 up
-         blkid /dev/vdc >/dev/null || mkfs.ext4 -q /dev/vdc
+        "blkid /dev/vdc >/dev/null || mkfs.ext4 -q /dev/vdc
          mkdir -p {0}; mount /dev/vdc {0}",
         node::ROOT
     );
     node.shell(&script).await.map(drop)
-}
-
-async fn prepare_server(server: &Machine) -> Result<()> {
-    let script = "ip address add 10.1.0.2/24 dev eth1; ip address add 10.1.0.3/24 dev eth1
-                  ip address add fd00:1::2/64 dev eth1; ip link set eth1 up";
-    server.shell(script).await?;
-    nfs::start_server(server).await
 }

@@ -47,9 +47,9 @@ exports = ["/srv/exports/*"]
 server = "fd00:1::/64"
 exports = ["/srv/exports/*"]
 "#;
-/// The server's addresses.
+/// Addresses of the server.
 const ADDRESSES: [&str; 2] = ["10.1.0.2", "fd00:1::2"];
-/// The server's address that goes away and returns, while [`ADDRESSES`] stay.
+/// Address of the server that goes away and returns.
 const AWAY: &str = "10.1.0.3";
 /// Time for which a server is away.
 const OUTAGE: Duration = Duration::from_secs(60);
@@ -145,7 +145,7 @@ pub(super) async fn reject(node: &MachineNode<'_>) -> Result<()> {
         }
     }
     ensure!(wrong.is_empty(), "{}", wrong.join("\n"));
-    for (answer, text) in [("sleep 600", "no response within"), ("yes", "not one of RPC"), ("true", "closed")]
+    for (answer, text) in [("sleep 600", "no response within"), ("yes", "not one of RPC"), ("true", "reset")]
     {
         node.machine
             .shell(&format!("nc -ll -p 2049 -e {answer} </dev/null >/dev/null 2>&1 & echo $! > /run/nc"))
@@ -181,7 +181,7 @@ pub(super) async fn die(
     run.add_note(&format!("nfs: {} deaths: {}", deaths.len(), deaths.join("; ")))
 }
 
-/// A server that is away: its address does not respond, while the server's other addresses do.
+/// A server that is away: its link is cut.
 pub(super) struct Outage<'a> {
     node: &'a MachineNode<'a>,
     server: &'a Machine,
@@ -204,7 +204,7 @@ impl<'a> Outage<'a> {
             Writer::start(node.machine, "staged", &staged.target_path()).await?,
             Writer::start(node.machine, "by-hand", "/run/by-hand").await?,
         ];
-        server.shell(&format!("ip address del {AWAY}/24 dev eth1")).await?;
+        server.set_link(false).await?;
         Ok(Self { node, server, began: Instant::now(), staged, removed, writers })
     }
 
@@ -216,8 +216,7 @@ impl<'a> Outage<'a> {
         let neighbours = async {
             let mut longest = Duration::ZERO;
             for number in 0..5 {
-                // With version 4, both addresses are one server for the kernel.
-                let volume = &volume(&format!("neighbour-{number}"), ADDRESSES[0], "one", "3");
+                let volume = &volume(&format!("neighbour-{number}"), ADDRESSES[0], "one", "4.2");
                 let started = Instant::now();
                 node.attach(volume).await.context("while a server is away")?;
                 longest = longest.max(started.elapsed());
@@ -248,7 +247,7 @@ impl<'a> Outage<'a> {
         let Self { node, server, began, staged, writers: [writer, by_hand], .. } = self;
         tokio::time::sleep(OUTAGE.saturating_sub(began.elapsed())).await;
         let returned = writer.uptime().await?;
-        server.shell(&format!("ip address add {AWAY}/24 dev eth1")).await?;
+        server.set_link(true).await?;
         let (after, after_by_hand) = tokio::try_join!(
             writer.wait_confirmed_after(returned, RETURN_TIMEOUT),
             by_hand.wait_confirmed_after(returned, RETURN_TIMEOUT)
@@ -289,7 +288,7 @@ pub(super) async fn restart_server(
     server.lose_power().await?;
     let lost = Instant::now();
     server.power_on().await?;
-    super::prepare_server(server).await?;
+    start_server(server).await?;
     let away = lost.elapsed();
     let started = writer.uptime().await?;
     let (after, after_by_hand) = tokio::try_join!(
