@@ -165,7 +165,7 @@ fn recorded_namespace(record: &VolumeRecord) -> Option<NvmeNamespace> {
     }
 }
 
-/// Disconnects the controllers of a volume's portals that no other volume names. Keeps them while a disk of
+/// Disconnects the controllers of a volume's subsystem that no other volume names. Keeps them while a disk of
 /// the subsystem is in use, because the kernel would disconnect it nevertheless.
 pub(super) fn disconnect(
     mounter: &dyn Mounter,
@@ -182,7 +182,7 @@ pub(super) fn disconnect(
             .filter_map(recorded_namespace)
             .collect();
         let controllers = mounter.nvme_controllers().step("list the NVMe controllers")?;
-        let removable = removable_controllers(&controllers, &namespace, &others);
+        let removable = removable_controllers(&controllers, &namespace.nqn, &others);
         if removable.is_empty()
             || is_in_use(mounter, &namespace, unused_state(&controllers, &namespace.nqn).is_none())?
         {

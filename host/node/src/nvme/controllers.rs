@@ -136,19 +136,17 @@ pub(crate) fn unused_state(controllers: &[NvmeController], nqn: &Nqn) -> Option<
     })
 }
 
-/// Returns the controllers of a namespace's portals that no other volume names.
+/// Returns the controllers of a subsystem that no other volume names. They may be those of a volume that was
+/// removed while another one used the subsystem.
 pub(crate) fn removable_controllers<'a>(
     controllers: &'a [NvmeController],
-    namespace: &'a NvmeNamespace,
+    nqn: &'a Nqn,
     others: &[NvmeNamespace],
 ) -> Vec<&'a NvmeController> {
-    let is_named = |namespace: &NvmeNamespace, controller: &NvmeController| {
-        namespace.nqn.as_str() == controller.nqn && namespace.portals.contains(&controller.portal)
+    let is_named = |controller: &NvmeController| {
+        others.iter().any(|other| other.nqn == *nqn && other.portals.contains(&controller.portal))
     };
-    controllers_of(controllers, &namespace.nqn)
-        .filter(|controller| is_named(namespace, controller))
-        .filter(|controller| !others.iter().any(|other| is_named(other, controller)))
-        .collect()
+    controllers_of(controllers, nqn).filter(|controller| !is_named(controller)).collect()
 }
 
 #[cfg(test)]
@@ -210,20 +208,18 @@ mod tests {
         let two = "nqn.2024-01.com.example:two";
         #[rustfmt::skip] // one row a case
         let table = [
-            ("10.0.0.1",                   &[][..],                        &["nvme0"][..]),
-            ("10.0.0.1,10.0.0.2",          &[],                            &["nvme0", "nvme1"]),
-            ("10.0.0.1,10.0.0.2",          &[("10.0.0.2", NQN)],           &["nvme0"]),
-            ("10.0.0.1",                   &[("10.0.0.1", two)],           &["nvme0"]),
-            ("10.0.0.1",                   &[("10.0.0.9,10.0.0.1", NQN)],  &[]),
-            ("10.0.0.3,10.0.0.5,10.0.0.6", &[],                            &[]),
-            ("10.0.0.1:4421",              &[],                            &[]),
+            (&[][..],                                   &["nvme0", "nvme1", "nvme6"][..]),
+            (&[("10.0.0.2", NQN)],                      &["nvme0", "nvme6"]),
+            (&[("10.0.0.1", two)],                      &["nvme0", "nvme1", "nvme6"]),
+            (&[("10.0.0.9,10.0.0.1,[fd00:0::1]", NQN)],   &["nvme1"]),
+            (&[("10.0.0.1:4421", NQN)],                 &["nvme0", "nvme1", "nvme6"]),
         ];
-        for (portals, others, expected) in table {
-            let others: Vec<_> = others.iter().map(|(portals, nqn)| namespace(portals, nqn)).collect();
-            let (all, one) = (controllers(), namespace(portals, NQN));
-            let found = removable_controllers(&all, &one, &others);
+        for (others, expected) in table {
+            let named: Vec<_> = others.iter().map(|(portals, nqn)| namespace(portals, nqn)).collect();
+            let (all, nqn) = (controllers(), Nqn::parse(NQN).unwrap());
+            let found = removable_controllers(&all, &nqn, &named);
             let names: Vec<&str> = found.iter().map(|controller| controller.name.as_str()).collect();
-            assert_eq!(names, expected, "{portals} {others:?}");
+            assert_eq!(names, expected, "{others:?}");
         }
     }
 

@@ -38,7 +38,7 @@ impl KubeletCall {
 }
 
 /// Plays lives of a volume until the role has died `count` times. Checks after each life that nothing of the
-/// volume is left on the node. Returns where the role died.
+/// volume is left on the node, also by `check`. Returns where the role died.
 ///
 /// # Errors
 /// If a call fails although the role runs, or something is left.
@@ -47,6 +47,7 @@ pub(super) async fn play(
     volume: &NetworkVolume,
     count: usize,
     rng: &mut Rng,
+    check: impl AsyncFn() -> Result<()>,
 ) -> Result<Vec<String>> {
     let mut deaths = Vec::new();
     while deaths.len() < count {
@@ -54,7 +55,9 @@ pub(super) async fn play(
         let number = rng.u32(1..=MAX_EFFECTS);
         let repeats = rng.bool();
         let place = format!("{fatal:?} {number}, then {}", if repeats { "repeated" } else { "removed" });
-        if play_life(node, volume, fatal, number, repeats).await.with_context(|| place.clone())? {
+        let died = play_life(node, volume, fatal, number, repeats).await.with_context(|| place.clone())?;
+        check().await.with_context(|| place.clone())?;
+        if died {
             deaths.push(place);
         }
     }

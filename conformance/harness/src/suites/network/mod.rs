@@ -3,6 +3,8 @@
 mod deaths;
 mod nfs;
 mod node;
+mod nvme;
+mod outage;
 mod writer;
 
 use std::{env, fs::File};
@@ -19,7 +21,11 @@ use crate::{
 /// Deaths of the role `node` with each kind without the variable `ROUNDS`.
 const ROUNDS: usize = 3;
 /// Size of the disk of each machine in bytes.
-const DISK_BYTES: u64 = 512 << 20;
+const DISK_BYTES: u64 = 8 << 30;
+/// Addresses of the first server.
+const ADDRESSES: [&str; 2] = ["10.1.0.2", "fd00:1::2"];
+/// Address of the other server, which goes away and returns.
+const AWAY: &str = "10.1.0.3";
 
 pub(super) async fn run(run: &SuiteRun) -> Result<()> {
     let rounds = match env::var("ROUNDS") {
@@ -41,23 +47,42 @@ pub(super) async fn run(run: &SuiteRun) -> Result<()> {
         Machine::start(run, &system, "server", network, 2, server_disks),
         Machine::start(run, &system, "other-server", network, 3, other_disks)
     )?;
-    tokio::try_join!(prepare_node(&machine), nfs::start_server(&server), nfs::start_server(&other))?;
-    let policy = format!("[node]\nconnection-kinds = [\"nfs\"]\n{}", nfs::POLICY);
+    let start_other = start_server(&other, nvme::AWAY_TARGET);
+    tokio::try_join!(prepare_node(&machine), start_server(&server, nvme::TARGET), start_other)?;
+    let kinds = r#"connection-kinds = ["nfs", "nvme-tcp"]"#;
+    let policy =
+        format!("[node]\n{kinds}\nfilesystems = [\"ext4\", \"xfs\"]\n{}{}", nfs::POLICY, nvme::POLICY);
     let node = MachineNode::start(run, &machine, &policy).await?;
+
+    nvme::reject(&node, &server).await?;
     nfs::carry_data(&node, &server).await?;
-    let outage = nfs::Outage::begin(&node, &other).await?;
-    outage.use_neighbours(run).await?;
-    outage.remove_volume().await?;
-    nfs::reject(&node).await?;
+    nvme::carry_data(&node, &server).await?;
+    let away = [nfs::server_volumes(AWAY), nvme::server_volumes(nvme::AWAY_TARGET)];
+    let meanwhile = [nfs::meanwhile(), nvme::meanwhile()];
+    let rejected = async || {
+        nfs::reject(&node).await?;
+        anyhow::Ok(())
+    };
+    outage::take_away(run, &node, &other, &away, &meanwhile, rejected).await?;
     nfs::die(run, &node, rounds, &mut rng).await?;
-    outage.end(run).await?;
-    nfs::restart_server(run, &node, &mut server).await
+    nvme::die(run, &node, &server, rounds, &mut rng).await?;
+    let restarted = [nfs::server_volumes(ADDRESSES[0]), nvme::server_volumes(nvme::TARGET)];
+    let start = async |server: &Machine| start_server(server, nvme::TARGET).await;
+    outage::restart(run, &node, &mut server, &restarted, start).await?;
+    nvme::ensure_disconnected(&node).await
+}
+
+/// Starts the servers of all kinds on a machine.
+async fn start_server(server: &Machine, target: nvme::Target) -> Result<()> {
+    nfs::start_server(server).await?;
+    nvme::start_server(server, target).await
 }
 
 /// Mounts the node's disk at kubelet's root, which outlives a loss of power.
 async fn prepare_node(node: &Machine) -> Result<()> {
     let script = format!(
-        "blkid /dev/vdc >/dev/null || mkfs.ext4 -q /dev/vdc
+        "modprobe nvme_tcp
+         blkid /dev/vdc >/dev/null || mkfs.ext4 -q /dev/vdc
          mkdir -p {0}; mount /dev/vdc {0}",
         node::ROOT
     );

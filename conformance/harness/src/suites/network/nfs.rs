@@ -1,15 +1,13 @@
 //! Kind `nfs`, with the kernel's server on another machine.
 
-use std::time::{Duration, Instant};
-
 use anyhow::{Context as _, Result, ensure};
 use serde_json::json;
 use tonic::Code;
 
 use super::{
-    deaths,
+    ADDRESSES, AWAY, deaths,
     node::{MachineNode, NetworkVolume},
-    writer::Writer,
+    outage::{Meanwhile, ServerVolumes},
 };
 use crate::{machine::Machine, run::SuiteRun};
 
@@ -47,14 +45,6 @@ exports = ["/srv/exports/*"]
 server = "fd00:1::/64"
 exports = ["/srv/exports/*"]
 "#;
-/// Addresses of the server.
-const ADDRESSES: [&str; 2] = ["10.1.0.2", "fd00:1::2"];
-/// Address of the server that goes away and returns.
-const AWAY: &str = "10.1.0.3";
-/// Time for which a server is away.
-const OUTAGE: Duration = Duration::from_secs(60);
-/// Time limit of a server that restarts or returns.
-const RETURN_TIMEOUT: Duration = Duration::from_secs(120);
 
 fn volume(name: &str, server: &str, path: &str, version: &str) -> NetworkVolume {
     let path = format!("/srv/exports/{path}");
@@ -177,133 +167,27 @@ pub(super) async fn die(
     rng: &mut fastrand::Rng,
 ) -> Result<()> {
     let volume = &volume("dying-nfs", ADDRESSES[0], "two", "4.2");
-    let deaths = deaths::play(node, volume, rounds, rng).await?;
+    let deaths = deaths::play(node, volume, rounds, rng, async || Ok(())).await?;
     run.add_note(&format!("nfs: {} deaths: {}", deaths.len(), deaths.join("; ")))
 }
 
-/// A server that is away: its link is cut.
-pub(super) struct Outage<'a> {
-    node: &'a MachineNode<'a>,
-    server: &'a Machine,
-    began: Instant,
-    staged: NetworkVolume,
-    removed: NetworkVolume,
-    /// Writers of a staged volume, and of a mount made by hand.
-    writers: [Writer<'a>; 2],
-}
-
-impl<'a> Outage<'a> {
-    /// Mounts volumes of the server, starts their writers, and takes the server away.
-    pub(super) async fn begin(node: &'a MachineNode<'a>, server: &'a Machine) -> Result<Self> {
-        let (staged, removed) =
-            (volume("away", AWAY, "away", "4.2"), volume("removed", AWAY, "removed", "4.2"));
-        node.attach(&staged).await?;
-        node.attach(&removed).await?;
-        mount_by_hand(node, AWAY, "away").await?;
-        let writers = [
-            Writer::start(node.machine, "staged", &staged.target_path()).await?,
-            Writer::start(node.machine, "by-hand", "/run/by-hand").await?,
-        ];
-        server.set_link(false).await?;
-        Ok(Self { node, server, began: Instant::now(), staged, removed, writers })
-    }
-
-    /// Makes calls while the server is away: those of other volumes and the probes succeed, a new volume of the
-    /// server fails, and a call of its volumes that hangs delays no other. Returns the longest time of a
-    /// neighbour's stage and publish, and of the same before the outage.
-    pub(super) async fn use_neighbours(&self, run: &SuiteRun) -> Result<()> {
-        let node = self.node;
-        let neighbours = async {
-            let mut longest = Duration::ZERO;
-            for number in 0..5 {
-                let volume = &volume(&format!("neighbour-{number}"), ADDRESSES[0], "one", "4.2");
-                let started = Instant::now();
-                node.attach(volume).await.context("while a server is away")?;
-                longest = longest.max(started.elapsed());
-                ensure!(!node.is_abnormal(volume).await?, "the neighbour is abnormal");
-                node.check_health().await.context("while a server is away")?;
-                node.detach(volume).await.context("while a server is away")?;
-            }
-            anyhow::Ok(longest)
-        };
-        let new = volume("new", AWAY, "two", "4.2");
-        let rejected = node.ensure_rejected(&new, Code::Internal, &[AWAY, "does not respond"]);
-        let (longest, ()) = tokio::try_join!(neighbours, rejected)?;
-        node.ensure_nothing_left("new").await?;
-        let away = self.began.elapsed();
-        run.add_note(&format!(
-            "nfs: while a server is away, a neighbour is staged and published within {longest:.1?} (after {away:.0?})"
-        ))
-    }
-
-    /// Removes a volume while its server is away, and returns how the calls end.
-    pub(super) async fn remove_volume(&self) -> Result<()> {
-        self.node.detach(&self.removed).await.context("while its server is away")?;
-        self.node.ensure_nothing_left(&self.removed.name).await
-    }
-
-    /// Returns the server when it has been away for 60 s, and waits until both writers write again.
-    pub(super) async fn end(self, run: &SuiteRun) -> Result<()> {
-        let Self { node, server, began, staged, writers: [writer, by_hand], .. } = self;
-        tokio::time::sleep(OUTAGE.saturating_sub(began.elapsed())).await;
-        let returned = writer.uptime().await?;
-        server.set_link(true).await?;
-        let (after, after_by_hand) = tokio::try_join!(
-            writer.wait_confirmed_after(returned, RETURN_TIMEOUT),
-            by_hand.wait_confirmed_after(returned, RETURN_TIMEOUT)
-        )?;
-        let read = async |name: &str| server.shell(&format!("cat /disk/srv/exports/away/log-{name}")).await;
-        let count = writer.stop(async || read("staged").await).await?;
-        by_hand.stop(async || read("by-hand").await).await?;
-        node.machine.shell("umount /run/by-hand").await?;
-        node.detach(&staged).await?;
-        node.ensure_nothing_left(&staged.name).await?;
-        run.add_note(&format!(
-            "nfs: a server that was away for {:.0?}: its volume writes {after:.1} s later, a mount by hand \
-             {after_by_hand:.1} s later; {count} confirmed writes, none lost",
-            began.elapsed()
-        ))
+/// Volumes of the server with this address, for an outage.
+pub(super) fn server_volumes(address: &str) -> ServerVolumes {
+    ServerVolumes {
+        kind: "nfs",
+        written: volume("written-nfs", address, "away", "4.2"),
+        mount_by_hand: format!(
+            "mkdir -p /run/by-hand-nfs; mount -t nfs -o vers=4.2,nosharecache {address}:/srv/exports/two /run/by-hand-nfs"
+        ),
+        unmount_by_hand: "umount /run/by-hand-nfs".to_owned(),
     }
 }
 
-/// Mounts an export at `/run/by-hand` as a user of the machine does.
-async fn mount_by_hand(node: &MachineNode<'_>, server: &str, path: &str) -> Result<()> {
-    let script = format!(
-        "mkdir -p /run/by-hand; mount -t nfs -o vers=4.2,nosharecache {server}:/srv/exports/{path} /run/by-hand"
-    );
-    node.machine.shell(&script).await.map(drop)
-}
-
-/// The server loses its power while a volume is in use, and starts again.
-pub(super) async fn restart_server(
-    run: &SuiteRun,
-    node: &MachineNode<'_>,
-    server: &mut Machine,
-) -> Result<()> {
-    let volume = &volume("restarted", ADDRESSES[0], "two", "4.2");
-    node.attach(volume).await?;
-    mount_by_hand(node, ADDRESSES[0], "two").await?;
-    let writer = Writer::start(node.machine, "staged", &volume.target_path()).await?;
-    let by_hand = Writer::start(node.machine, "by-hand", "/run/by-hand").await?;
-    server.lose_power().await?;
-    let lost = Instant::now();
-    server.power_on().await?;
-    start_server(server).await?;
-    let away = lost.elapsed();
-    let started = writer.uptime().await?;
-    let (after, after_by_hand) = tokio::try_join!(
-        writer.wait_confirmed_after(started, RETURN_TIMEOUT),
-        by_hand.wait_confirmed_after(started, RETURN_TIMEOUT)
-    )?;
-    let server = &*server;
-    let read = async |name: &str| server.shell(&format!("cat /disk/srv/exports/two/log-{name}")).await;
-    let count = writer.stop(async || read("staged").await).await?;
-    by_hand.stop(async || read("by-hand").await).await?;
-    node.machine.shell("umount /run/by-hand").await?;
-    node.detach(volume).await?;
-    node.ensure_nothing_left(&volume.name).await?;
-    run.add_note(&format!(
-        "nfs: a server that restarted within {away:.0?}: its volume writes {after:.1} s later, a mount by hand \
-         {after_by_hand:.1} s later; {count} confirmed writes, none lost"
-    ))
+/// What happens while the server with the address [`AWAY`] is away.
+pub(super) fn meanwhile() -> Meanwhile {
+    Meanwhile {
+        removed: volume("removed-nfs", AWAY, "removed", "4.2"),
+        new: (volume("new-nfs", AWAY, "one", "4.2"), [AWAY, "does not respond"]),
+        neighbour: volume("neighbour-nfs", ADDRESSES[0], "one", "4.2"),
+    }
 }

@@ -28,6 +28,8 @@ const DIRECTORY: &str = "/etc/cofferdam";
 pub(super) const ROOT: &str = "/var/lib/kubelet";
 /// The socket in the machine.
 const SOCKET: &str = "/var/lib/kubelet/plugins/network/csi.sock";
+/// Name of the machine's Node.
+pub(super) const NODE: &str = "machine";
 /// Port of the roles' HTTP endpoint in the machine.
 const HTTP_PORT: u16 = 9000;
 
@@ -70,7 +72,7 @@ impl<'a> MachineNode<'a> {
     pub(super) async fn restart(&self) -> Result<()> {
         let command = format!(
             "cofferdam run --role=node --role=liveness --log=cofferdam=debug,info --config={DIRECTORY}/node.toml \
-             --manifest={DIRECTORY}/manifest.json --csi-endpoint={SOCKET} --node-name=machine \
+             --manifest={DIRECTORY}/manifest.json --csi-endpoint={SOCKET} --node-name={NODE} \
              --kubelet-root={ROOT} --http-endpoint=127.0.0.1:{HTTP_PORT}"
         );
         self.machine.shell(&format!("{command} </dev/null >>/run/node.log 2>&1 &")).await?;
@@ -101,6 +103,14 @@ impl<'a> MachineNode<'a> {
     pub(super) async fn check_health(&self) -> Result<()> {
         self.machine.shell(&format!("timeout 1 wget -q -O - http://127.0.0.1:{HTTP_PORT}/healthz")).await?;
         Ok(())
+    }
+
+    /// The machine's uptime in seconds.
+    ///
+    /// # Errors
+    /// If the machine does not respond.
+    pub(super) async fn uptime(&self) -> Result<f64> {
+        Ok(self.machine.shell("cut -d ' ' -f 1 /proc/uptime").await?.parse()?)
     }
 
     /// A call in a connection of its own.

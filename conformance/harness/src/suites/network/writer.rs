@@ -6,6 +6,9 @@ use anyhow::{Context as _, Result, ensure};
 
 use crate::{machine::Machine, wait::until};
 
+/// Time limit of the first write.
+const START_TIMEOUT: Duration = Duration::from_secs(30);
+
 /// A running writer. A failed write, which the pod would see, is not confirmed.
 pub(super) struct Writer<'a> {
     machine: &'a Machine,
@@ -23,18 +26,13 @@ impl<'a> Writer<'a> {
                 echo $number >> {directory}/log-{name} && sync {directory}/log-{name} \
                   && echo $number $(cut -d ' ' -f 1 /proc/uptime) >> /run/confirmed-{name}
                 usleep 50000
-              done) </dev/null >/run/writer-{name}.log 2>&1 &"
+              done) </dev/null >/run/writer-{name}.log 2>&1 &
+             echo $! > /run/pid-{name}"
         );
         machine.shell(&script).await?;
         let writer = Self { machine, name: name.to_owned() };
-        let started = writer.uptime().await?;
-        writer.wait_confirmed_after(started, Duration::from_secs(30)).await?;
+        writer.wait_confirmed_after(0.0, START_TIMEOUT).await?;
         Ok(writer)
-    }
-
-    /// The machine's uptime in seconds.
-    pub(super) async fn uptime(&self) -> Result<f64> {
-        Ok(self.machine.shell("cut -d ' ' -f 1 /proc/uptime").await?.parse()?)
     }
 
     /// Waits for a number that was written and confirmed after this uptime. Returns the seconds between.
@@ -50,21 +48,18 @@ impl<'a> Writer<'a> {
         .await
     }
 
-    /// Stops the writer, and checks that every confirmed number is in the file whose text `read` returns, and
-    /// no write has failed. Returns how many there are.
+    /// Stops the writer, and returns the numbers that the storage has confirmed.
     ///
     /// # Errors
-    /// If a number is lost, or a write has failed.
-    pub(super) async fn stop(self, read: impl AsyncFnOnce() -> Result<String>) -> Result<usize> {
+    /// If a write has failed.
+    pub(super) async fn stop(self) -> Result<Vec<String>> {
         let Self { machine, name } = &self;
-        machine.shell(&format!("touch /run/stop-{name}")).await?;
-        let confirmed = self.confirmed().await?;
+        machine
+            .shell(&format!("touch /run/stop-{name}; while kill -0 $(cat /run/pid-{name}) 2>/dev/null; do usleep 20000; done"))
+            .await?;
         let failures = machine.shell(&format!("cat /run/writer-{name}.log")).await?;
         ensure!(failures.is_empty(), "the writer {name} reports {failures}");
-        let text = read().await?;
-        let lost = confirmed.iter().find(|(number, _)| !text.lines().any(|line| line == number));
-        ensure!(lost.is_none(), "{name} has lost {lost:?} of {}", confirmed.len());
-        Ok(confirmed.len())
+        Ok(self.confirmed().await?.into_iter().map(|(number, _)| number).collect())
     }
 
     /// The confirmed numbers, each with the uptime of its confirmation.

@@ -1,0 +1,311 @@
+//! Kind `nvme-tcp`, with the kernel's target on another machine.
+
+use std::ops::RangeInclusive;
+
+use anyhow::{Context as _, Result, ensure};
+use serde_json::{Value, json};
+use tonic::Code;
+
+use super::{
+    ADDRESSES, AWAY, deaths,
+    node::{MachineNode, NODE, NetworkVolume},
+    outage::{Meanwhile, ServerVolumes},
+};
+use crate::{machine::Machine, run::SuiteRun};
+
+/// A target. Linux does not connect two targets that have a subsystem of the same name.
+#[derive(Clone, Copy)]
+pub(super) struct Target {
+    /// The number that its names contain.
+    number: u8,
+    addresses: [&'static str; 2],
+}
+
+/// The target of most tests.
+pub(super) const TARGET: Target = Target { number: 2, addresses: ADDRESSES };
+/// The target that goes away.
+pub(super) const AWAY_TARGET: Target = Target { number: 3, addresses: [AWAY, "fd00:1::3"] };
+
+impl Target {
+    /// The subsystem of the tests' namespaces, which only the node's host NQN may use.
+    fn subsystem(self) -> String {
+        format!("nqn.2024-01.com.example:volumes-{}", self.number)
+    }
+
+    /// A subsystem that any host may use.
+    fn open_subsystem(self) -> String {
+        format!("nqn.2024-01.com.example:open-{}", self.number)
+    }
+
+    /// A subsystem that no host may use.
+    fn masked_subsystem(self) -> String {
+        format!("nqn.2024-01.com.example:masked-{}", self.number)
+    }
+
+    /// The UUID of a namespace.
+    fn uuid(self, namespace: u8) -> String {
+        format!("00000000-0000-4000-800{}-0000000000{namespace:02}", self.number)
+    }
+
+    /// The NGUID of a namespace.
+    fn nguid(self, namespace: u8) -> String {
+        format!("1000000000004000800{}00000000{namespace:04}", self.number)
+    }
+
+    /// A volume by its UUID and the target's IPv4 address.
+    fn volume(self, name: &str, namespace: u8) -> NetworkVolume {
+        volume(name, &self.subsystem(), self.addresses[0], ("uuid", &self.uuid(namespace)))
+    }
+}
+
+/// Numbers of the namespaces of [`Target::subsystem`].
+const NAMESPACES: RangeInclusive<u8> = 1..=6;
+/// Number of a namespace of [`Target::open_subsystem`].
+const OPEN_NAMESPACE: u8 = 8;
+/// Number of another one, which has the identifiers of the last namespace of [`NAMESPACES`].
+const TWIN: u8 = 7;
+/// Size of a namespace in MiB before its growth. xfs needs 300.
+const MEBIBYTES: u32 = 320;
+
+/// The policy of the node.
+pub(super) const POLICY: &str = r#"
+[[node.nvme-tcp]]
+networks = ["10.1.0.0/24", "fd00:1::/64"]
+subsystems = ["nqn.2024-01.com.example:*"]
+"#;
+
+/// Starts the target. Namespaces are files of the disk of the NFS server.
+pub(super) async fn start_server(server: &Machine, target: Target) -> Result<()> {
+    let (subsystem, open, masked) = (target.subsystem(), target.open_subsystem(), target.masked_subsystem());
+    let mut script = format!(
+        "modprobe nvmet_tcp; mount -t configfs configfs /sys/kernel/config; mkdir -p /disk/nvme
+         cd /sys/kernel/config/nvmet
+         mkdir hosts/{host} subsystems/{subsystem} subsystems/{open} subsystems/{masked}
+         ln -s $PWD/hosts/{host} subsystems/{subsystem}/allowed_hosts/{host}
+         echo 1 > subsystems/{open}/attr_allow_any_host\n",
+        host = host_nqn()
+    );
+    let open_namespaces = [OPEN_NAMESPACE, TWIN].map(|number| (&open, number));
+    for (subsystem, number) in NAMESPACES.map(|number| (&subsystem, number)).chain(open_namespaces) {
+        let identifier = if number == TWIN { *NAMESPACES.end() } else { number };
+        script += &format!(
+            "test -e /disk/nvme/{number} || truncate -s {MEBIBYTES}M /disk/nvme/{number}
+             mkdir subsystems/{subsystem}/namespaces/{number}
+             echo -n /disk/nvme/{number} > subsystems/{subsystem}/namespaces/{number}/device_path
+             echo {} > subsystems/{subsystem}/namespaces/{number}/device_uuid
+             echo {} > subsystems/{subsystem}/namespaces/{number}/device_nguid
+             echo 1 > subsystems/{subsystem}/namespaces/{number}/enable\n",
+            target.uuid(identifier),
+            target.nguid(identifier)
+        );
+    }
+    for (number, (family, address)) in ["ipv4", "ipv6"].into_iter().zip(target.addresses).enumerate() {
+        script += &format!(
+            "mkdir ports/{number}
+             echo tcp > ports/{number}/addr_trtype; echo {family} > ports/{number}/addr_adrfam
+             echo {address} > ports/{number}/addr_traddr; echo 4420 > ports/{number}/addr_trsvcid
+             for name in {subsystem} {open} {masked}; do
+               ln -s $PWD/subsystems/$name ports/{number}/subsystems/$name
+             done\n"
+        );
+    }
+    server.shell(&script).await.context("start the NVMe target").map(drop)
+}
+
+fn host_nqn() -> String {
+    format!("nqn.2026-11.dev.cofferdam:{NODE}")
+}
+
+fn volume(name: &str, nqn: &str, portals: &str, (key, value): (&str, &str)) -> NetworkVolume {
+    let mut fields = json!({ "portals": portals, "nqn": nqn });
+    if let Some(fields) = fields.as_object_mut() {
+        fields.insert(key.to_owned(), Value::from(value));
+    }
+    NetworkVolume::new(name, "nvme-tcp", fields)
+}
+
+/// Checks that the node has no connection with its own host NQN.
+pub(super) async fn ensure_disconnected(node: &MachineNode<'_>) -> Result<()> {
+    let script = format!("grep -l -x {} /sys/class/nvme/*/hostnqn 2>/dev/null || true", host_nqn());
+    let left = node.machine.shell(&script).await?;
+    ensure!(left.is_empty(), "connected: {left}");
+    Ok(())
+}
+
+/// Volumes with each filesystem and a raw one carry data, grow while they are used, and share a connection.
+pub(super) async fn carry_data(node: &MachineNode<'_>, server: &Machine) -> Result<()> {
+    let v6 = format!("[{}]:4420", ADDRESSES[1]);
+    let ext4 = TARGET.volume("nvme-ext4", 1).mounted("ext4", &["noatime"]);
+    let xfs = volume("nvme-xfs", &TARGET.subsystem(), &v6, ("nguid", &TARGET.nguid(2))).mounted("xfs", &[]);
+    let raw = TARGET.volume("nvme-raw", 3).raw();
+    for volume in [&ext4, &xfs, &raw] {
+        node.attach(volume).await?;
+    }
+    for volume in [&ext4, &xfs] {
+        let target = volume.target_path();
+        node.machine.shell(&format!("echo data > {target}/data; sync {target}/data")).await?;
+    }
+    node.machine.shell(&format!("echo data | dd of={} conv=fsync 2>/dev/null", raw.target_path())).await?;
+    ensure!(server.shell("head -c 4 /disk/nvme/3").await? == "data", "the raw volume has other data");
+
+    for (volume, number) in [(&ext4, 1), (&xfs, 2), (&raw, 3)] {
+        grow(node, server, volume, number).await.with_context(|| format!("grow {}", volume.name))?;
+    }
+    node.detach(&ext4).await?;
+    for (volume, number) in [(&ext4, 1), (&xfs, 2)] {
+        // The disk of a volume that is staged again is not formatted.
+        if number == 1 {
+            node.attach(volume).await?;
+        }
+        let data = node.machine.shell(&format!("cat {}/data", volume.target_path())).await?;
+        ensure!(data == "data", "{} has other data: {data}", volume.name);
+        node.detach(volume).await?;
+        node.ensure_nothing_left(&volume.name).await?;
+    }
+    node.detach(&raw).await?;
+    node.ensure_nothing_left(&raw.name).await?;
+    ensure_disconnected(node).await
+}
+
+/// Doubles a namespace and then its published volume.
+async fn grow(node: &MachineNode<'_>, server: &Machine, volume: &NetworkVolume, number: u8) -> Result<()> {
+    let bytes = i64::from(2 * MEBIBYTES) << 20;
+    server
+        .shell(&format!(
+            "truncate -s {bytes} /disk/nvme/{number}
+             echo 1 > /sys/kernel/config/nvmet/subsystems/{}/namespaces/{number}/revalidate_size",
+            TARGET.subsystem()
+        ))
+        .await?;
+    let size = node.expand(volume, bytes).await?;
+    ensure!(size >= bytes, "the volume has {size} bytes: expected {bytes}");
+    let target = volume.target_path();
+    let kibibytes = format!(
+        "if [ -b {target} ]; then blockdev --getsize64 {target}; else df -k {target} | awk 'END {{ print $2 * 1024 }}'; fi"
+    );
+    let seen: i64 = node.machine.shell(&kibibytes).await?.parse()?;
+    // A filesystem keeps a part for itself.
+    ensure!(seen > bytes / 10 * 8, "the pod sees {seen} bytes: expected {bytes}");
+    Ok(())
+}
+
+/// Volumes that the node has to reject, with the code and the texts of the error.
+pub(super) async fn reject(node: &MachineNode<'_>, server: &Machine) -> Result<()> {
+    let (known, missing) = (&TARGET.uuid(4), &TARGET.uuid(99));
+    let [address, _] = TARGET.addresses;
+    let (nqn, masked) = (TARGET.subsystem(), TARGET.masked_subsystem());
+    let unknown = "nqn.2024-01.com.example:none";
+    let denied = "nqn.2024-02.com.example:volumes";
+    let with_options = format!("{nqn},hostnqn=x");
+    // What is wrong, subsystem, portals, identifier, code, texts.
+    let rows: [(&str, &str, &str, &str, Code, &[&str]); 11] = [
+        ("unknown subsystem", unknown, address, known, Code::Internal, &[unknown]),
+        ("masked", &masked, address, known, Code::Internal, &[&masked, "allowed"]),
+        ("no namespace", &nqn, address, missing, Code::FailedPrecondition, &[missing, &nqn]),
+        ("another subsystem", denied, address, known, Code::PermissionDenied, &[denied]),
+        ("another network", &nqn, "10.2.0.2", known, Code::PermissionDenied, &["10.2.0.2"]),
+        ("the same as IPv6", &nqn, "[::ffff:10.2.0.2]", known, Code::PermissionDenied, &["10.2.0.2"]),
+        ("one portal of two", &nqn, "10.1.0.2,10.2.0.2", known, Code::PermissionDenied, &["10.2.0.2"]),
+        ("another port", &nqn, "10.1.0.2:22", known, Code::PermissionDenied, &["22"]),
+        ("options in the NQN", &with_options, address, known, Code::InvalidArgument, &["nqn"]),
+        ("no server", &nqn, "10.1.0.9", known, Code::Internal, &["10.1.0.9"]),
+        ("no listener", &nqn, "10.1.0.1", known, Code::Internal, &["10.1.0.1", "refused"]),
+    ];
+    let mut wrong = Vec::new();
+    for (what, nqn, portals, identifier, code, texts) in rows {
+        let volume = volume("rejected-nvme", nqn, portals, ("uuid", identifier));
+        let checked = async {
+            node.ensure_rejected(&volume, code, texts).await?;
+            ensure_disconnected(node).await
+        };
+        if let Err(error) = checked.await {
+            wrong.push(format!("{what}: {error:#}"));
+        }
+    }
+    ensure!(wrong.is_empty(), "{}", wrong.join("\n"));
+
+    // Two disks with one identifier.
+    let by_hand = server_volumes(TARGET);
+    node.machine.shell(&by_hand.mount_by_hand).await?;
+    let twin = *NAMESPACES.end();
+    node.ensure_rejected(&TARGET.volume("twin", twin), Code::Internal, &[&TARGET.uuid(twin)]).await?;
+    ensure_disconnected(node).await?;
+    node.machine.shell(&by_hand.unmount_by_hand).await?;
+
+    // A filesystem of another kind, and content that is no filesystem.
+    server.shell("mkfs.xfs -q -f /disk/nvme/4; echo text | dd of=/disk/nvme/5 conv=notrunc bs=1M seek=1 2>/dev/null").await?;
+    let other = TARGET.volume("other-filesystem", 4).mounted("ext4", &[]);
+    node.ensure_rejected(&other, Code::FailedPrecondition, &["xfs"]).await?;
+    let unknown = TARGET.volume("other-content", 5).mounted("ext4", &[]);
+    node.ensure_rejected(&unknown, Code::FailedPrecondition, &["blank"]).await?;
+    ensure!(server.shell("blkid -o value -s TYPE /disk/nvme/4").await? == "xfs", "it was formatted");
+    ensure!(
+        server.shell("dd if=/disk/nvme/5 bs=1M skip=1 count=1 2>/dev/null | head -c 4").await? == "text",
+        "it was formatted"
+    );
+    ensure_disconnected(node).await
+}
+
+/// The role dies `rounds` times during calls. Each life of the volume begins with a blank disk.
+pub(super) async fn die(
+    run: &SuiteRun,
+    node: &MachineNode<'_>,
+    server: &Machine,
+    rounds: usize,
+    rng: &mut fastrand::Rng,
+) -> Result<()> {
+    let volume = TARGET.volume("dying-nvme", 3).mounted("ext4", &[]);
+    let blank = format!(
+        "truncate -s 0 /disk/nvme/3; truncate -s {MEBIBYTES}M /disk/nvme/3
+         echo 1 > /sys/kernel/config/nvmet/subsystems/{}/namespaces/3/revalidate_size",
+        TARGET.subsystem()
+    );
+    server.shell(&blank).await?;
+    let check = async || {
+        ensure_disconnected(node).await?;
+        server.shell(&blank).await.map(drop)
+    };
+    let deaths = deaths::play(node, &volume, rounds, rng, check).await?;
+    run.add_note(&format!("nvme-tcp: {} deaths: {}", deaths.len(), deaths.join("; ")))
+}
+
+/// Volumes of a target, for an outage.
+pub(super) fn server_volumes(target: Target) -> ServerVolumes {
+    // As nvme-cli connects, with the node's own times of reconnection.
+    let mount = format!(
+        "echo transport=tcp,traddr={address},trsvcid=4420,nqn={open},hostnqn=nqn.2024-01.com.example:hand,\
+         reconnect_delay=2,ctrl_loss_tmo=600 > /dev/nvme-fabrics
+         while ! file=$(grep -l -x {uuid} /sys/block/nvme*/uuid | grep -v 'nvme[0-9]*c'); do usleep 50000; done
+         disk=/dev/$(basename $(dirname $file)); mkdir -p /run/by-hand-nvme-tcp
+         blkid $disk >/dev/null || mkfs.ext4 -q $disk
+         mount $disk /run/by-hand-nvme-tcp",
+        address = target.addresses[0],
+        open = target.open_subsystem(),
+        uuid = target.uuid(OPEN_NAMESPACE)
+    );
+    let unmount = format!(
+        "umount /run/by-hand-nvme-tcp
+         for file in $(grep -l -x {} /sys/class/nvme/*/subsysnqn); do
+           echo 1 > $(dirname $file)/delete_controller
+         done",
+        target.open_subsystem()
+    );
+    ServerVolumes {
+        kind: "nvme-tcp",
+        written: target.volume("written-nvme", 1).mounted("ext4", &[]),
+        mount_by_hand: mount,
+        unmount_by_hand: unmount,
+    }
+}
+
+/// What happens while [`AWAY_TARGET`] is away.
+pub(super) fn meanwhile() -> Meanwhile {
+    let [address, _] = AWAY_TARGET.addresses;
+    let identifier = AWAY_TARGET.uuid(OPEN_NAMESPACE);
+    let new = volume("new-nvme", &AWAY_TARGET.masked_subsystem(), address, ("uuid", &identifier));
+    Meanwhile {
+        removed: AWAY_TARGET.volume("removed-nvme", 2).mounted("ext4", &[]),
+        new: (new, [AWAY, "respond"]),
+        neighbour: TARGET.volume("neighbour-nvme", 1).mounted("ext4", &[]),
+    }
+}
