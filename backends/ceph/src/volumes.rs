@@ -1,0 +1,306 @@
+//! Volumes: create, delete, validate, expand, read and list; and the free capacity.
+
+use std::time::Duration;
+
+use cofferdam_guest::{
+    AccessMode, AccessType, CreateRequest, KeyValues, Result, StorageError, ValidateRequest, Validation,
+    Volume, VolumeCapability, VolumeStatus,
+    abilities::{
+        Capacity, CapacityReport, CapacityRequest, ExpandRequest, ExpandResponse, Expansion, Inspection,
+        Listing, VolumePage,
+    },
+    idempotent::{self, Created, ExistingComparison},
+    paging,
+    parameters::ParameterReader,
+    sizes::Sizes,
+    time,
+};
+
+use crate::{
+    CLONE, CephDriver, MIB, SNAPSHOT, VOLUME, check_name,
+    client::{Ceph, Image, ImageSpec, named},
+    nodes,
+    record::Record,
+    snapshots,
+};
+
+/// Ceph supports any number of bytes.
+const MAX_BYTES: u64 = 1 << 50;
+const SIZES: Sizes = Sizes::between(MIB, MAX_BYTES).in_steps_of(MIB).by_default(1 << 30);
+
+/// The source of a volume's content, by its handle.
+#[derive(Debug)]
+pub(crate) enum Source {
+    Volume(String),
+    Snapshot(String),
+}
+
+impl Source {
+    fn to_text(&self) -> String {
+        match self {
+            Self::Volume(handle) => format!("volume {handle}"),
+            Self::Snapshot(handle) => format!("snapshot {handle}"),
+        }
+    }
+}
+
+/// Creates a volume, or returns the existing one.
+pub(crate) fn create(request: &CreateRequest, source: Option<&Source>) -> Result<Volume> {
+    let ceph = Ceph::new()?;
+    check_name(&request.name)?;
+    ParameterReader::mutable_parameters(request.mutable_parameters.clone()).finish()?;
+    let pool = read_pool(&ceph, request.parameters.clone())?;
+    let uses = capabilities(&request.capabilities)?;
+    let spec = named(&pool, VOLUME, &request.name);
+    let source_text = source.map(Source::to_text);
+    let record = |bytes| {
+        let record = Record { uses: uses.clone(), bytes, source: source_text.clone(), ..Record::default() };
+        record.with_owner(request.owner.as_ref())
+    };
+    let created = idempotent::find_or_create(
+        || {
+            let Some(found) = ceph.find_named(VOLUME, &request.name)? else { return Ok(None) };
+            complete(&ceph, found, &spec, || Ok(record(SIZES.choose(&request.capacity)?)))
+        },
+        |found| {
+            let spec_found = found.spec();
+            let kept = found.record().unwrap_or_default();
+            ExistingComparison::new("volume", &request.name)
+                .equal("pool", &spec_found.pool, &pool)
+                .equal("use", &kept.uses, &uses)
+                .equal("source", &kept.source, &source_text)
+                .same_cluster(kept.cluster(), request.owner.as_ref())
+                .size_within(found.size.max(kept.bytes), &request.capacity)
+                .check()
+        },
+        || {
+            match source {
+                None => {
+                    let bytes = SIZES.choose(&request.capacity)?;
+                    ceph.create(&spec, bytes, &record(bytes))?;
+                }
+                Some(source) => {
+                    let (image, snapshot, minimum) = prepare(&ceph, source, &spec)?;
+                    let sizes = Sizes::between(minimum, MAX_BYTES).in_steps_of(MIB);
+                    let bytes = sizes.choose(&request.capacity)?;
+                    if image.snapshot(&snapshot).is_none() {
+                        ceph.take_snapshot(&image.spec(), &snapshot)?;
+                    }
+                    ceph.protect(&image.spec(), &snapshot)?;
+                    ceph.clone_image(&image.spec(), &snapshot, &spec, &record(bytes))?;
+                }
+            }
+            // The dashboard merges concurrent creations of a name, whatever their arguments: compare the result.
+            Ok(Created::AlreadyExists)
+        },
+    )?;
+    // A clone has the size of its source.
+    let wanted = created.record().map_or(0, |record| record.bytes);
+    let bytes = if created.size < wanted { ceph.expand(&spec, wanted)? } else { created.size };
+    Ok(Volume::new(spec.to_string(), bytes))
+}
+
+/// Adds the record to an image of which the dashboard has created only the image. It can be recognised if its
+/// size is that of the request, and it has neither a source nor snapshots. Other images remain as they are.
+fn complete(
+    ceph: &Ceph,
+    found: Image,
+    spec: &ImageSpec,
+    record: impl FnOnce() -> Result<Record>,
+) -> Result<Option<Image>> {
+    if found.record().is_some() || found.spec() != *spec || !found.snapshots.is_empty() {
+        return Ok(Some(found));
+    }
+    let is_own_clone = found.parent.as_ref().is_some_and(|parent| {
+        parent.snap_name == clone_snapshot(spec) || parent.snap_name.starts_with(SNAPSHOT)
+    });
+    let record = record()?;
+    if is_own_clone && record.source.is_some()
+        || found.parent.is_none() && record.source.is_none() && found.size == record.bytes
+    {
+        ceph.set_record(spec, &record)?;
+        return ceph.image(spec);
+    }
+    Ok(Some(found))
+}
+
+/// The RBD snapshot from which the volume with this image is cloned.
+fn clone_snapshot(spec: &ImageSpec) -> String {
+    format!("{CLONE}{}", spec.name)
+}
+
+/// Finds the image and the RBD snapshot that a new volume is cloned from, and their size.
+fn prepare(ceph: &Ceph, source: &Source, spec: &ImageSpec) -> Result<(Image, String, u64)> {
+    match source {
+        Source::Volume(handle) => {
+            let image = read_volume(ceph, handle)?;
+            let snapshot = clone_snapshot(spec);
+            let bytes = image.snapshot(&snapshot).map_or(image.size, |snapshot| snapshot.size);
+            Ok((image, snapshot, bytes))
+        }
+        Source::Snapshot(handle) => {
+            let (marker, image) = snapshots::read_snapshot(ceph, handle)?;
+            let missing = || snapshots::snapshot_not_found(handle);
+            let bytes = image.snapshot(&marker.name).ok_or_else(missing)?.size;
+            Ok((image, marker.name, bytes))
+        }
+    }
+}
+
+/// Deletes a volume. Succeeds if it does not exist. The dashboard deletes an image together with its snapshots,
+/// so the driver looks for them first.
+pub(crate) fn delete(handle: &str) -> Result<()> {
+    let ceph = Ceph::new()?;
+    let Some(image) = ceph.find(handle)? else { return Ok(()) };
+    let spec = image.spec();
+    if !spec.name.starts_with(VOLUME) {
+        return Err(StorageError::failed_precondition(format!(
+            "the image {handle:?} is no volume of this driver; delete it with Ceph's tools"
+        )));
+    }
+    if let Some(node) = nodes::published_to(&ceph, &spec)? {
+        return Err(StorageError::failed_precondition(format!(
+            "the volume {handle:?} is published to the node {node:?}"
+        )));
+    }
+    if let Some(kept) = image.snapshots.iter().find(|snapshot| !snapshot.name.starts_with(CLONE)) {
+        return Err(StorageError::failed_precondition(format!(
+            "the volume {handle:?} has the snapshot {:?}; delete its snapshots first",
+            kept.name
+        )));
+    }
+    for snapshot in &image.snapshots {
+        ceph.delete_snapshot(&spec, snapshot)?;
+    }
+    ceph.delete(&spec)?;
+    // The snapshot of another volume from which this one was cloned. If the call ends here, it is deleted with
+    // that volume.
+    if let Some(parent) = image.parent
+        && parent.snap_name == clone_snapshot(&spec)
+        && let Some(source) = ceph.image(&parent.spec())?
+        && let Some(snapshot) = source.snapshot(&parent.snap_name)
+    {
+        ceph.delete_snapshot(&source.spec(), snapshot)?;
+    }
+    Ok(())
+}
+
+/// Confirms the capabilities and the pool that a volume was created with. An image of another program is
+/// confirmed for every supported capability.
+pub(crate) fn validate(request: &ValidateRequest) -> Result<Validation> {
+    let ceph = Ceph::new()?;
+    let uses = capabilities(&request.capabilities)?;
+    let image = read_volume(&ceph, &request.handle)?;
+    let spec = image.spec();
+    let pool = match read_pool(&ceph, request.parameters.clone()) {
+        Ok(pool) if request.parameters.is_empty() || pool == spec.pool => Ok(()),
+        Ok(pool) => Err(format!("the volume is in the pool {:?}, not in {pool:?}", spec.pool)),
+        Err(error) => Err(error.message),
+    };
+    let kept = image.record().map_or_else(|| uses.clone(), |record| record.uses);
+    let missing = uses.lines().find(|line| !kept.lines().any(|kept| kept == *line));
+    let uses = missing
+        .map(|line| format!("the volume was created for {}, not for {line}", kept.replace('\n', " and ")));
+    let mutable = ParameterReader::mutable_parameters(request.mutable_parameters.clone()).finish();
+    let refused = uses.or(pool.err()).or(mutable.err().map(|error| error.message));
+    Ok(refused.map_or(Validation::Confirmed, Validation::Refused))
+}
+
+impl Expansion for CephDriver {
+    fn expand(request: ExpandRequest) -> Result<ExpandResponse> {
+        let ceph = Ceph::new()?;
+        let image = read_volume(&ceph, &request.handle)?;
+        let capacity_bytes = match SIZES.grow(&request.capacity, image.size)? {
+            Some(bytes) => ceph.expand(&image.spec(), bytes)?,
+            None => image.size,
+        };
+        let access = request.capability.as_ref().map(|capability| &capability.access);
+        let is_block = matches!(access, Some(AccessType::Block));
+        Ok(ExpandResponse { capacity_bytes, node_expansion: !is_block })
+    }
+}
+
+impl Listing for CephDriver {
+    fn list_volumes(after: Option<String>, limit: Option<u32>) -> Result<VolumePage> {
+        paging::key_of_token(after.as_deref())?;
+        let images = Ceph::new()?.images(VOLUME)?;
+        let page = paging::page(images, |(handle, _)| handle, after.as_deref(), limit)?;
+        let volumes = page.items.iter().map(|(_, image)| status(image)).collect();
+        Ok(VolumePage { volumes, next: page.next })
+    }
+}
+
+impl Inspection for CephDriver {
+    fn get_volume(handle: String) -> Result<VolumeStatus> {
+        Ok(status(&read_volume(&Ceph::new()?, &handle)?))
+    }
+}
+
+impl Capacity for CephDriver {
+    /// Images are thin: a volume may be larger than the free capacity.
+    fn available(request: CapacityRequest) -> Result<CapacityReport> {
+        let ceph = Ceph::new()?;
+        let pool = read_pool(&ceph, request.parameters)?;
+        Ok(CapacityReport {
+            available_bytes: ceph.free_bytes(&pool)?,
+            maximum_volume_bytes: Some(MAX_BYTES),
+            minimum_volume_bytes: Some(MIB),
+        })
+    }
+}
+
+/// Reads a volume. Fails with `not-found` if it does not exist.
+pub(crate) fn read_volume(ceph: &Ceph, handle: &str) -> Result<Image> {
+    ceph.find(handle)?.ok_or_else(|| StorageError::not_found(format!("there is no volume {handle:?}")))
+}
+
+/// The capabilities of a volume, one a line. Fails with `invalid-argument` if one is not supported.
+pub(crate) fn capabilities(capabilities: &[VolumeCapability]) -> Result<String> {
+    let is_shared_filesystem = |capability: &VolumeCapability| {
+        matches!(capability.mode, AccessMode::MultiNodeSingleWriter | AccessMode::MultiNodeMultiWriter)
+            && matches!(capability.access, AccessType::Filesystem(_))
+    };
+    if capabilities.is_empty() {
+        return Err(StorageError::invalid_argument("no volume capability was given; expected at least one"));
+    }
+    if capabilities.iter().any(is_shared_filesystem) {
+        return Err(StorageError::invalid_argument(
+            "a filesystem of an RBD image is written on one node; volumeMode Block is supported on several",
+        ));
+    }
+    let mut lines: Vec<_> = capabilities.iter().map(VolumeCapability::canonical_string).collect();
+    lines.sort();
+    lines.dedup();
+    Ok(lines.join("\n"))
+}
+
+/// The pool of a class.
+fn read_pool(ceph: &Ceph, parameters: KeyValues) -> Result<String> {
+    let mut reader = ParameterReader::parameters(parameters);
+    let pool = reader.text("pool");
+    reader.finish()?;
+    let pool = pool.unwrap_or_else(|| ceph.pool.clone());
+    if ceph.pools().contains(&pool) {
+        return Ok(pool);
+    }
+    Err(StorageError::invalid_argument(format!(
+        "the pool {pool:?} of the class is not in the driver's settings; they have {:?}",
+        ceph.pools()
+    )))
+}
+
+fn status(image: &Image) -> VolumeStatus {
+    VolumeStatus {
+        volume: Volume::new(image.spec().to_string(), image.size),
+        owner: image.record().and_then(|record| record.owner()),
+        published_nodes: Vec::new(),
+        condition: None,
+        changed_at_ms: Some(milliseconds(&image.timestamp)),
+    }
+}
+
+/// A time of Ceph in milliseconds since 1970; 0 if it cannot be read.
+pub(crate) fn milliseconds(timestamp: &str) -> u64 {
+    let time = time::parse_rfc3339(timestamp).unwrap_or(Duration::ZERO);
+    u64::try_from(time.as_millis()).unwrap_or(u64::MAX)
+}
