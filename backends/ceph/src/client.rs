@@ -42,9 +42,11 @@ pub(crate) struct Ceph {
 }
 
 /// Pool and name of an image. Its text is the handle of a volume or snapshot.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Deserialize)]
 pub(crate) struct ImageSpec {
+    #[serde(rename = "pool_name")]
     pub(crate) pool: String,
+    #[serde(rename = "image_name")]
     pub(crate) name: String,
 }
 
@@ -71,15 +73,9 @@ pub(crate) struct Image {
 /// The snapshot from which an image is cloned.
 #[derive(Debug, Deserialize)]
 pub(crate) struct Parent {
-    pool_name: String,
-    image_name: String,
+    #[serde(flatten)]
+    pub(crate) spec: ImageSpec,
     pub(crate) snap_name: String,
-}
-
-impl Parent {
-    pub(crate) fn spec(&self) -> ImageSpec {
-        ImageSpec { pool: self.pool_name.clone(), name: self.image_name.clone() }
-    }
 }
 
 /// A snapshot of an image.
@@ -88,13 +84,7 @@ pub(crate) struct RbdSnapshot {
     pub(crate) name: String,
     pub(crate) size: u64,
     pub(crate) timestamp: String,
-    children: Vec<Child>,
-}
-
-#[derive(Debug, Deserialize)]
-struct Child {
-    pool_name: String,
-    image_name: String,
+    children: Vec<ImageSpec>,
 }
 
 #[derive(Debug, Deserialize)]
@@ -278,9 +268,8 @@ impl Ceph {
     /// Deletes a snapshot. Volumes that were created from it get their own copy of the data first, which may
     /// take longer than a call.
     pub(crate) fn delete_snapshot(&self, spec: &ImageSpec, snapshot: &RbdSnapshot) -> Result<()> {
-        for Child { pool_name, image_name } in &snapshot.children {
-            let child = format!("{pool_name}/{image_name}");
-            self.change(Method::Post, &[&child, "flatten"], &json!({}), &[ENOENT])?;
+        for child in &snapshot.children {
+            self.change(Method::Post, &[&child.to_string(), "flatten"], &json!({}), &[ENOENT])?;
         }
         let path = [&*spec.to_string(), "snap", &snapshot.name];
         let unprotected =
@@ -294,45 +283,28 @@ impl Ceph {
 
     /// Reads the monitors.
     pub(crate) fn monitors(&self) -> Result<Monitors> {
-        #[derive(Deserialize)]
-        struct Answer {
-            mon_status: MonStatus,
-        }
-        #[derive(Deserialize)]
-        struct MonStatus {
-            monmap: Monmap,
-        }
-        #[derive(Deserialize)]
-        struct Monmap {
-            fsid: String,
-            mons: Vec<Mon>,
-        }
-        #[derive(Deserialize)]
-        struct Mon {
-            /// Such as `10.0.0.1:6789/0`.
-            public_addr: String,
-        }
-        let Answer { mon_status: MonStatus { monmap } } = self.get(&["monitor"], &[])?;
-        let address = |mon: Mon| mon.public_addr.split('/').next().unwrap_or_default().to_owned();
-        Ok(Monitors { fsid: monmap.fsid, addresses: monmap.mons.into_iter().map(address).collect() })
+        let answer: Value = self.get(&["monitor"], &[])?;
+        let read = || {
+            let map = answer.pointer("/mon_status/monmap")?;
+            let mons = map.get("mons")?.as_array()?.iter();
+            // Such as `10.0.0.1:6789/0`.
+            let addresses = mons.map(|mon| mon.get("public_addr")?.as_str()?.split('/').next());
+            Some(Monitors {
+                fsid: map.get("fsid")?.as_str()?.to_owned(),
+                addresses: addresses.map(|address| address.map(str::to_owned)).collect::<Option<_>>()?,
+            })
+        };
+        read().ok_or_else(|| StorageError::internal("the dashboard lists no monitors").without_effect())
     }
 
     /// Free bytes of a pool.
     pub(crate) fn free_bytes(&self, pool: &str) -> Result<u64> {
-        #[derive(Deserialize)]
-        struct Answer {
-            stats: Stats,
-        }
-        #[derive(Deserialize)]
-        struct Stats {
-            max_avail: Figure,
-        }
-        #[derive(Deserialize)]
-        struct Figure {
-            latest: u64,
-        }
-        let answer: Answer = self.get(&["pool", pool], &[("stats", "true")])?;
-        Ok(answer.stats.max_avail.latest)
+        let answer: Value = self.get(&["pool", pool], &[("stats", "true")])?;
+        let bytes = answer.pointer("/stats/max_avail/latest").and_then(Value::as_u64);
+        bytes.ok_or_else(|| {
+            StorageError::unavailable(format!("Ceph has no statistics of the pool {pool:?} yet"))
+                .without_effect()
+        })
     }
 
     /// Reads something other than an image.

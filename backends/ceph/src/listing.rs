@@ -8,6 +8,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use cofferdam_guest::{Result, http::Request};
 use serde::Deserialize;
+use serde_json::Value;
 
 use crate::client::{Ceph, Image, ImageSpec, read};
 
@@ -39,19 +40,9 @@ struct Tasks {
 #[derive(Deserialize)]
 struct Task {
     name: String,
-    metadata: Metadata,
+    metadata: Value,
     #[serde(default)]
     success: bool,
-}
-
-#[derive(Default, Deserialize)]
-#[serde(default)]
-struct Metadata {
-    pool_name: Option<String>,
-    image_name: Option<String>,
-    child_pool_name: Option<String>,
-    child_image_name: Option<String>,
-    image_spec: Option<String>,
 }
 
 impl Ceph {
@@ -103,21 +94,20 @@ impl Ceph {
         let (mut created, mut seen) = (Vec::new(), BTreeSet::new());
         // The latest task is the first.
         for Task { name, metadata, success } in executing_tasks.into_iter().chain(finished_tasks) {
+            let text = |key| metadata.get(key).and_then(Value::as_str).unwrap_or_default();
             let handle = match name.as_str() {
-                "rbd/create" => join(metadata.pool_name, metadata.image_name),
-                "rbd/clone" => join(metadata.child_pool_name, metadata.child_image_name),
-                "rbd/delete" if success => metadata.image_spec,
-                _ => None,
+                "rbd/create" => format!("{}/{}", text("pool_name"), text("image_name")),
+                "rbd/clone" => format!("{}/{}", text("child_pool_name"), text("child_image_name")),
+                "rbd/delete" if success => text("image_spec").to_owned(),
+                _ => continue,
             };
-            let Some(spec) = handle.and_then(|handle| self.spec(&handle)) else { continue };
-            if spec.name.starts_with(prefix) && seen.insert(spec.to_string()) && name != "rbd/delete" {
+            let Some(spec) = self.spec(&handle).filter(|spec| spec.name.starts_with(prefix)) else {
+                continue;
+            };
+            if seen.insert(handle) && name != "rbd/delete" {
                 created.push(spec);
             }
         }
         Ok(created)
     }
-}
-
-fn join(pool: Option<String>, image: Option<String>) -> Option<String> {
-    Some(format!("{}/{}", pool?, image?))
 }

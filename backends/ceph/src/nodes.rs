@@ -28,6 +28,12 @@ impl Publishing for CephDriver {
         } else {
             exclusive(&image.spec())
         };
+        // A node for which a volume is exclusive excludes all others.
+        if capability.mode.is_multi_node()
+            && let Some(other) = published_to(&ceph, &image.spec())?
+        {
+            return Err(published_elsewhere(&handle, &other));
+        }
         let record =
             Record { uses, source: Some(handle.clone()), node: Some(node.clone()), ..Record::default() };
         idempotent::find_or_create(
@@ -36,9 +42,7 @@ impl Publishing for CephDriver {
                 let kept = found.record().unwrap_or_default();
                 if kept.node != record.node {
                     let other = kept.node.unwrap_or_default();
-                    return Err(StorageError::failed_precondition(format!(
-                        "the volume {handle:?} is published to the node {other:?}"
-                    )));
+                    return Err(published_elsewhere(&handle, &other));
                 }
                 ExistingComparison::new("publication to", &node)
                     .equal("use", &kept.uses, &record.uses)
@@ -72,6 +76,11 @@ impl Publishing for CephDriver {
 pub(crate) fn published_to(ceph: &Ceph, volume: &ImageSpec) -> Result<Option<String>> {
     let found = ceph.image(&exclusive(volume))?;
     Ok(found.map(|found| found.record().and_then(|record| record.node).unwrap_or_default()))
+}
+
+/// The error of a call that a publication to a node forbids.
+pub(crate) fn published_elsewhere(handle: &str, node: &str) -> StorageError {
+    StorageError::failed_precondition(format!("the volume {handle:?} is published to the node {node:?}"))
 }
 
 /// The records of a volume's publications to any node.

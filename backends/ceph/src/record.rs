@@ -29,58 +29,38 @@ pub(crate) struct Record {
     pub(crate) owner: Option<RecordedOwner>,
 }
 
-/// The owner of a volume or snapshot.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct RecordedOwner {
-    cluster: String,
-    uid: String,
-    name: String,
-    /// True if the cluster deletes the volume or snapshot with its object.
-    delete: bool,
-}
+/// The owner of a volume or snapshot: cluster, UID and name of the object, and whether the cluster deletes the
+/// volume or snapshot with it.
+type RecordedOwner = (String, String, String, bool);
 
 impl Record {
     pub(crate) fn with_owner(mut self, owner: Option<&Owner>) -> Self {
-        self.owner = owner.map(|owner| RecordedOwner {
-            cluster: owner.cluster_id.clone(),
-            uid: owner.claim_uid.clone(),
-            name: owner.pv_name.clone(),
-            delete: is_delete(owner.reclaim_policy),
+        let owner = owner.cloned();
+        self.owner = owner.map(|Owner { cluster_id, claim_uid, pv_name, reclaim_policy }| {
+            (cluster_id, claim_uid, pv_name, reclaim_policy == ReclaimPolicy::Delete)
         });
         self
     }
 
-    pub(crate) fn with_snapshot_owner(mut self, owner: Option<&SnapshotOwner>) -> Self {
-        self.owner = owner.map(|owner| RecordedOwner {
-            cluster: owner.cluster_id.clone(),
-            uid: owner.snapshot_uid.clone(),
-            name: owner.content_name.clone(),
-            delete: is_delete(owner.reclaim_policy),
+    pub(crate) fn with_snapshot_owner(mut self, owner: Option<SnapshotOwner>) -> Self {
+        self.owner = owner.map(|SnapshotOwner { cluster_id, snapshot_uid, content_name, reclaim_policy }| {
+            (cluster_id, snapshot_uid, content_name, reclaim_policy == ReclaimPolicy::Delete)
         });
         self
     }
 
     pub(crate) fn cluster(&self) -> Option<&str> {
-        self.owner.as_ref().map(|owner| owner.cluster.as_str())
+        self.owner.as_ref().map(|(cluster, ..)| cluster.as_str())
     }
 
-    pub(crate) fn owner(&self) -> Option<Owner> {
-        let RecordedOwner { cluster, uid, name, delete } = self.owner.clone()?;
-        let reclaim_policy = policy(delete);
-        Some(Owner { cluster_id: cluster, claim_uid: uid, pv_name: name, reclaim_policy })
+    pub(crate) fn owner(self) -> Option<Owner> {
+        let (cluster_id, claim_uid, pv_name, delete) = self.owner?;
+        Some(Owner { cluster_id, claim_uid, pv_name, reclaim_policy: policy(delete) })
     }
 
-    pub(crate) fn snapshot_owner(&self) -> Option<SnapshotOwner> {
-        let RecordedOwner { cluster, uid, name, delete } = self.owner.clone()?;
-        let reclaim_policy = policy(delete);
-        Some(SnapshotOwner { cluster_id: cluster, snapshot_uid: uid, content_name: name, reclaim_policy })
-    }
-}
-
-const fn is_delete(policy: ReclaimPolicy) -> bool {
-    match policy {
-        ReclaimPolicy::Delete => true,
-        ReclaimPolicy::Retain => false,
+    pub(crate) fn snapshot_owner(self) -> Option<SnapshotOwner> {
+        let (cluster_id, snapshot_uid, content_name, delete) = self.owner?;
+        Some(SnapshotOwner { cluster_id, snapshot_uid, content_name, reclaim_policy: policy(delete) })
     }
 }
 

@@ -25,7 +25,7 @@ impl Snapshots for CephDriver {
         check_name(&name)?;
         ParameterReader::parameters(parameters).finish()?;
         let record = Record { source: Some(source.clone()), ..Record::default() };
-        let record = record.with_snapshot_owner(owner.as_ref());
+        let record = record.with_snapshot_owner(owner);
         let marker = idempotent::find_or_create(
             || {
                 let Some(found) = ceph.find_named(SNAPSHOT, &name)? else { return Ok(None) };
@@ -129,9 +129,9 @@ fn snapshot(marker: &Image, image: &Image) -> Option<Snapshot> {
     let record = marker.record()?;
     let found = image.snapshot(&marker.name)?;
     Some(Snapshot {
-        owner: record.snapshot_owner(),
         handle: marker.spec().to_string(),
-        source: record.source?,
+        source: record.source.clone()?,
+        owner: record.snapshot_owner(),
         size_bytes: Some(found.size),
         created_at_ms: milliseconds(&found.timestamp),
         ready: true,

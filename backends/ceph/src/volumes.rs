@@ -159,9 +159,7 @@ pub(crate) fn delete(handle: &str) -> Result<()> {
         )));
     }
     if let Some(node) = nodes::published_to(&ceph, &spec)? {
-        return Err(StorageError::failed_precondition(format!(
-            "the volume {handle:?} is published to the node {node:?}"
-        )));
+        return Err(nodes::published_elsewhere(handle, &node));
     }
     if let Some(kept) = image.snapshots.iter().find(|snapshot| !snapshot.name.starts_with(CLONE)) {
         return Err(StorageError::failed_precondition(format!(
@@ -177,7 +175,7 @@ pub(crate) fn delete(handle: &str) -> Result<()> {
     // that volume.
     if let Some(parent) = image.parent
         && parent.snap_name == clone_snapshot(&spec)
-        && let Some(source) = ceph.image(&parent.spec())?
+        && let Some(source) = ceph.image(&parent.spec)?
         && let Some(snapshot) = source.snapshot(&parent.snap_name)
     {
         ceph.delete_snapshot(&source.spec(), snapshot)?;
@@ -292,7 +290,7 @@ fn read_pool(ceph: &Ceph, parameters: KeyValues) -> Result<String> {
 fn status(image: &Image) -> VolumeStatus {
     VolumeStatus {
         volume: Volume::new(image.spec().to_string(), image.size),
-        owner: image.record().and_then(|record| record.owner()),
+        owner: image.record().and_then(Record::owner),
         published_nodes: Vec::new(),
         condition: None,
         changed_at_ms: Some(milliseconds(&image.timestamp)),

@@ -39,5 +39,10 @@ fn main() -> Result<(), BuildError> {
             directory: "examples/aws-ebs",
             path_variable: "COFFERDAM_GUEST_AWS_EBS",
         },
+        GuestPackage {
+            package: "cofferdam-backend-ceph",
+            directory: "backends/ceph",
+            path_variable: "COFFERDAM_GUEST_CEPH",
+        },
     ])
 }

@@ -25,3 +25,6 @@ pub const ARRAY: &[u8] = include_bytes!(env!("COFFERDAM_GUEST_ARRAY"));
 
 /// The example driver for AWS EBS.
 pub const AWS_EBS: &[u8] = include_bytes!(env!("COFFERDAM_GUEST_AWS_EBS"));
+
+/// The driver for Ceph.
+pub const CEPH: &[u8] = include_bytes!(env!("COFFERDAM_GUEST_CEPH"));
