@@ -58,9 +58,10 @@ release: toolchain $(AUDITABLE)/cargo-auditable ## write the files of a release,
 	deploy/release/build.sh
 
 .PHONY: image-pin
-image-pin: toolchain ## pin the versions of Debian packages that apt would install, for the images and the machines of make conformance
+image-pin: toolchain ## pin the versions of Debian packages that apt would install, for the images, and the machines and the Ceph of make conformance
 	$(CARGO) run --locked --package cofferdam-image -- pin
 	$(CARGO) run --locked --package cofferdam-image -- pin --packages conformance/machines/packages.toml
+	$(CARGO) run --locked --package cofferdam-image -- pin --packages conformance/ceph/packages.toml
 
 .PHONY: dev
 dev: toolchain ## build, show the demo, and keep a Kubernetes API with storage running for kubectl

@@ -11,6 +11,7 @@ pub mod account;
 pub(crate) mod audit;
 pub mod backend;
 mod bench;
+pub mod ceph;
 pub mod certificates;
 pub mod claims;
 pub(crate) mod class_secret;

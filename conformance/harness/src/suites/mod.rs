@@ -2,6 +2,7 @@
 //! in `pods`, and the benchmarks, which are in `crate::bench`.
 
 mod aws_ebs;
+mod ceph;
 mod cleanup;
 mod cluster;
 mod control_plane;
@@ -255,6 +256,13 @@ pub const SUITES: &[Suite] = &[
         run: |run| Box::pin(network::run(run)),
     },
     Suite {
+        name: "ceph",
+        description: "the driver for Ceph passes the driver suite on Debian's Ceph",
+        limit: MINUTE.saturating_mul(20),
+        lane: SuiteLane::Background,
+        run: |run| Box::pin(ceph::run(run)),
+    },
+    Suite {
         name: "interop",
         description: "sidecars on Cofferdam's csi-server, and Cofferdam's roles on a Go driver, each \
              replaced under load",
@@ -295,6 +303,13 @@ pub const ON_REQUEST: &[Suite] = &[
         limit: MINUTE.saturating_mul(180),
         lane: SuiteLane::Exclusive,
         run: |run| Box::pin(cluster::run(run)),
+    },
+    Suite {
+        name: "ceph-cluster",
+        description: "Debian's Ceph with one OSD, which virtual machines reach, until it is interrupted",
+        limit: MINUTE.saturating_mul(180),
+        lane: SuiteLane::Background,
+        run: |run| Box::pin(ceph::serve(run)),
     },
     Suite {
         name: "external-storage",
