@@ -23,20 +23,20 @@
 #![forbid(unsafe_code)]
 
 mod client;
+mod images;
 mod listing;
 mod nodes;
 mod record;
+mod request;
 mod snapshots;
 mod volumes;
 
 use cofferdam_guest::{
-    Backend, CreateRequest, Description, Readiness, Result, StorageError, ValidateRequest, Validation,
-    Volume,
+    Backend, CreateRequest, Description, Readiness, Result, ValidateRequest, Validation, Volume,
     abilities::{Cloning, Restoring},
-    handle,
 };
 
-use crate::{client::Ceph, volumes::Source};
+use crate::client::Ceph;
 
 /// Prefix of the images that are volumes.
 const VOLUME: &str = "cofferdam-vol";
@@ -85,26 +85,14 @@ impl Backend for CephDriver {
 
 impl Cloning for CephDriver {
     fn create_from_volume(request: CreateRequest, source: String) -> Result<Volume> {
-        volumes::create(&request, Some(&Source::Volume(source)))
+        volumes::create(&request, Some(&volumes::Source::Volume(source)))
     }
 }
 
 impl Restoring for CephDriver {
     fn create_from_snapshot(request: CreateRequest, source: String) -> Result<Volume> {
-        volumes::create(&request, Some(&Source::Snapshot(source)))
+        volumes::create(&request, Some(&volumes::Source::Snapshot(source)))
     }
-}
-
-/// Fails with `invalid-argument` if a volume or snapshot cannot have the name.
-fn check_name(name: &str) -> Result<()> {
-    if name.is_empty() || name.len() > handle::MAX_LENGTH || name.chars().any(char::is_control) {
-        return Err(StorageError::invalid_argument(format!(
-            "the name has {} bytes; expected 1 to {} without control characters",
-            name.len(),
-            handle::MAX_LENGTH
-        )));
-    }
-    Ok(())
 }
 
 cofferdam_guest::export!(

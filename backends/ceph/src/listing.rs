@@ -10,7 +10,10 @@ use cofferdam_guest::{Result, http::Request};
 use serde::Deserialize;
 use serde_json::Value;
 
-use crate::client::{Ceph, Image, ImageSpec, read};
+use crate::{
+    client::{Ceph, read},
+    images::{Image, ImageSpec},
+};
 
 /// Images of one request. An image has about 6 KiB of JSON.
 const PAGE: usize = 100;

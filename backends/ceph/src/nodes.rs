@@ -11,16 +11,17 @@ use cofferdam_guest::{
 
 use crate::{
     CephDriver, MIB, PUBLICATION,
-    client::{Ceph, Image, ImageSpec, named},
+    client::Ceph,
+    images::{Image, ImageSpec, named},
     record::Record,
-    volumes::{capabilities, read_volume},
+    request::capabilities,
 };
 
 impl Publishing for CephDriver {
     fn publish(request: PublishRequest) -> Result<ConnectionInfo> {
         let PublishRequest { handle, node, capability, read_only, .. } = request;
         let ceph = Ceph::new()?;
-        let image = read_volume(&ceph, &handle)?;
+        let image = ceph.volume(&handle)?;
         let mode = if read_only { "read-only" } else { "read-write" };
         let uses = format!("{mode} {}", capabilities(std::slice::from_ref(&capability))?);
         let spec = if capability.mode.is_multi_node() {
@@ -102,7 +103,7 @@ fn shared(volume: &ImageSpec, node: &str) -> ImageSpec {
     named(&volume.pool, PUBLICATION, &format!("{}/{node}", volume.name))
 }
 
-/// How a node maps the image.
+/// The connection info of an image.
 fn connection_info(ceph: &Ceph, image: &Image) -> Result<ConnectionInfo> {
     let monitors = ceph.monitors()?;
     let spec = image.spec();

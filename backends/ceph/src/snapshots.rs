@@ -12,10 +12,11 @@ use cofferdam_guest::{
 };
 
 use crate::{
-    CephDriver, MIB, SNAPSHOT, VOLUME, check_name,
-    client::{Ceph, Image, named},
+    CephDriver, MIB, SNAPSHOT, VOLUME,
+    client::Ceph,
+    images::{Image, named},
     record::Record,
-    volumes::{milliseconds, read_volume},
+    request::check_name,
 };
 
 impl Snapshots for CephDriver {
@@ -41,16 +42,16 @@ impl Snapshots for CephDriver {
                 ExistingComparison::new("snapshot", &name).equal("source", &kept, &record.source).check()
             },
             || {
-                let image = read_volume(&ceph, &source)?;
+                let image = ceph.volume(&source)?;
                 ceph.create(&named(&image.spec().pool, SNAPSHOT, &name), MIB, &record)?;
                 Ok(Created::AlreadyExists)
             },
         )?;
-        let image = read_volume(&ceph, &source)?;
+        let image = ceph.volume(&source)?;
         if image.snapshot(&marker.name).is_none() {
             ceph.take_snapshot(&image.spec(), &marker.name)?;
         }
-        let image = read_volume(&ceph, &source)?;
+        let image = ceph.volume(&source)?;
         snapshot(&marker, &image).ok_or_else(|| {
             StorageError::in_progress(format!("the snapshot {:?} is being deleted", marker.name))
         })
@@ -120,7 +121,7 @@ fn find_marker(ceph: &Ceph, handle: &str) -> Result<Option<Image>> {
     Ok(ceph.find(handle)?.filter(|marker| marker.name.starts_with(SNAPSHOT)))
 }
 
-pub(crate) fn snapshot_not_found(handle: &str) -> StorageError {
+fn snapshot_not_found(handle: &str) -> StorageError {
     StorageError::not_found(format!("there is no snapshot {handle:?}"))
 }
 
@@ -133,7 +134,7 @@ fn snapshot(marker: &Image, image: &Image) -> Option<Snapshot> {
         source: record.source.clone()?,
         owner: record.snapshot_owner(),
         size_bytes: Some(found.size),
-        created_at_ms: milliseconds(&found.timestamp),
+        created_at_ms: found.created_ms(),
         ready: true,
         group: None,
     })

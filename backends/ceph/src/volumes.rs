@@ -1,10 +1,8 @@
 //! Volumes: create, delete, validate, expand, read and list; and the free capacity.
 
-use std::time::Duration;
-
 use cofferdam_guest::{
-    AccessMode, AccessType, CreateRequest, KeyValues, Result, StorageError, ValidateRequest, Validation,
-    Volume, VolumeCapability, VolumeStatus,
+    AccessType, CreateRequest, KeyValues, Result, StorageError, ValidateRequest, Validation, Volume,
+    VolumeStatus,
     abilities::{
         Capacity, CapacityReport, CapacityRequest, ExpandRequest, ExpandResponse, Expansion, Inspection,
         Listing, VolumePage,
@@ -13,14 +11,15 @@ use cofferdam_guest::{
     paging,
     parameters::ParameterReader,
     sizes::Sizes,
-    time,
 };
 
 use crate::{
-    CLONE, CephDriver, MIB, SNAPSHOT, VOLUME, check_name,
-    client::{Ceph, Image, ImageSpec, named},
+    CLONE, CephDriver, MIB, VOLUME,
+    client::Ceph,
+    images::{Image, ImageSpec, named},
     nodes,
     record::Record,
+    request::{capabilities, check_name},
     snapshots,
 };
 
@@ -42,6 +41,14 @@ impl Source {
             Self::Snapshot(handle) => format!("snapshot {handle}"),
         }
     }
+
+    /// The RBD snapshot from which an image is cloned.
+    fn snapshot(&self, spec: &ImageSpec) -> String {
+        match self {
+            Self::Volume(_) => clone_snapshot(spec),
+            Self::Snapshot(handle) => handle.split('/').next_back().unwrap_or_default().to_owned(),
+        }
+    }
 }
 
 /// Creates a volume, or returns the existing one.
@@ -60,7 +67,8 @@ pub(crate) fn create(request: &CreateRequest, source: Option<&Source>) -> Result
     let created = idempotent::find_or_create(
         || {
             let Some(found) = ceph.find_named(VOLUME, &request.name)? else { return Ok(None) };
-            complete(&ceph, found, &spec, || Ok(record(SIZES.choose(&request.capacity)?)))
+            let parent = source.map(|source| source.snapshot(&spec));
+            complete(&ceph, found, &spec, parent, || Ok(record(SIZES.choose(&request.capacity)?)))
         },
         |found| {
             let spec_found = found.spec();
@@ -80,7 +88,8 @@ pub(crate) fn create(request: &CreateRequest, source: Option<&Source>) -> Result
                     ceph.create(&spec, bytes, &record(bytes))?;
                 }
                 Some(source) => {
-                    let (image, snapshot, minimum) = prepare(&ceph, source, &spec)?;
+                    let snapshot = source.snapshot(&spec);
+                    let (image, minimum) = prepare(&ceph, source, &snapshot)?;
                     let sizes = Sizes::between(minimum, MAX_BYTES).in_steps_of(MIB);
                     let bytes = sizes.choose(&request.capacity)?;
                     if image.snapshot(&snapshot).is_none() {
@@ -100,24 +109,21 @@ pub(crate) fn create(request: &CreateRequest, source: Option<&Source>) -> Result
     Ok(Volume::new(spec.to_string(), bytes))
 }
 
-/// Adds the record to an image of which the dashboard has created only the image. It can be recognised if its
-/// size is that of the request, and it has neither a source nor snapshots. Other images remain as they are.
+/// Adds the record to an image of which the dashboard has created only the image: one without snapshots that has
+/// the requested source, or else the requested size. Other images remain as they are.
 fn complete(
     ceph: &Ceph,
     found: Image,
     spec: &ImageSpec,
+    parent: Option<String>,
     record: impl FnOnce() -> Result<Record>,
 ) -> Result<Option<Image>> {
     if found.record().is_some() || found.spec() != *spec || !found.snapshots.is_empty() {
         return Ok(Some(found));
     }
-    let is_own_clone = found.parent.as_ref().is_some_and(|parent| {
-        parent.snap_name == clone_snapshot(spec) || parent.snap_name.starts_with(SNAPSHOT)
-    });
     let record = record()?;
-    if is_own_clone && record.source.is_some()
-        || found.parent.is_none() && record.source.is_none() && found.size == record.bytes
-    {
+    let has_source = found.parent.as_ref().map(|parent| &parent.snap_name) == parent.as_ref();
+    if has_source && (parent.is_some() || found.size == record.bytes) {
         ceph.set_record(spec, &record)?;
         return ceph.image(spec);
     }
@@ -129,22 +135,19 @@ fn clone_snapshot(spec: &ImageSpec) -> String {
     format!("{CLONE}{}", spec.name)
 }
 
-/// Finds the image and the RBD snapshot that a new volume is cloned from, and their size.
-fn prepare(ceph: &Ceph, source: &Source, spec: &ImageSpec) -> Result<(Image, String, u64)> {
-    match source {
+/// Finds the image that a new volume is cloned from, and the size of the RBD snapshot.
+fn prepare(ceph: &Ceph, source: &Source, snapshot: &str) -> Result<(Image, u64)> {
+    let (image, taken) = match source {
         Source::Volume(handle) => {
-            let image = read_volume(ceph, handle)?;
-            let snapshot = clone_snapshot(spec);
-            let bytes = image.snapshot(&snapshot).map_or(image.size, |snapshot| snapshot.size);
-            Ok((image, snapshot, bytes))
+            let image = ceph.volume(handle)?;
+            let size = image.size;
+            (image, Some(size))
         }
-        Source::Snapshot(handle) => {
-            let (marker, image) = snapshots::read_snapshot(ceph, handle)?;
-            let missing = || snapshots::snapshot_not_found(handle);
-            let bytes = image.snapshot(&marker.name).ok_or_else(missing)?.size;
-            Ok((image, marker.name, bytes))
-        }
-    }
+        Source::Snapshot(handle) => (snapshots::read_snapshot(ceph, handle)?.1, None),
+    };
+    let bytes = image.snapshot(snapshot).map(|snapshot| snapshot.size).or(taken);
+    let missing = || StorageError::not_found(format!("{} has no snapshot {snapshot:?}", image.spec()));
+    bytes.ok_or_else(missing).map(|bytes| (image, bytes))
 }
 
 /// Deletes a volume. Succeeds if it does not exist. The dashboard deletes an image together with its snapshots,
@@ -188,7 +191,7 @@ pub(crate) fn delete(handle: &str) -> Result<()> {
 pub(crate) fn validate(request: &ValidateRequest) -> Result<Validation> {
     let ceph = Ceph::new()?;
     let uses = capabilities(&request.capabilities)?;
-    let image = read_volume(&ceph, &request.handle)?;
+    let image = ceph.volume(&request.handle)?;
     let spec = image.spec();
     let pool = match read_pool(&ceph, request.parameters.clone()) {
         Ok(pool) if request.parameters.is_empty() || pool == spec.pool => Ok(()),
@@ -207,7 +210,7 @@ pub(crate) fn validate(request: &ValidateRequest) -> Result<Validation> {
 impl Expansion for CephDriver {
     fn expand(request: ExpandRequest) -> Result<ExpandResponse> {
         let ceph = Ceph::new()?;
-        let image = read_volume(&ceph, &request.handle)?;
+        let image = ceph.volume(&request.handle)?;
         let capacity_bytes = match SIZES.grow(&request.capacity, image.size)? {
             Some(bytes) => ceph.expand(&image.spec(), bytes)?,
             None => image.size,
@@ -230,7 +233,7 @@ impl Listing for CephDriver {
 
 impl Inspection for CephDriver {
     fn get_volume(handle: String) -> Result<VolumeStatus> {
-        Ok(status(&read_volume(&Ceph::new()?, &handle)?))
+        Ok(status(&Ceph::new()?.volume(&handle)?))
     }
 }
 
@@ -245,31 +248,6 @@ impl Capacity for CephDriver {
             minimum_volume_bytes: Some(MIB),
         })
     }
-}
-
-/// Reads a volume. Fails with `not-found` if it does not exist.
-pub(crate) fn read_volume(ceph: &Ceph, handle: &str) -> Result<Image> {
-    ceph.find(handle)?.ok_or_else(|| StorageError::not_found(format!("there is no volume {handle:?}")))
-}
-
-/// The capabilities of a volume, one a line. Fails with `invalid-argument` if one is not supported.
-pub(crate) fn capabilities(capabilities: &[VolumeCapability]) -> Result<String> {
-    let is_shared_filesystem = |capability: &VolumeCapability| {
-        matches!(capability.mode, AccessMode::MultiNodeSingleWriter | AccessMode::MultiNodeMultiWriter)
-            && matches!(capability.access, AccessType::Filesystem(_))
-    };
-    if capabilities.is_empty() {
-        return Err(StorageError::invalid_argument("no volume capability was given; expected at least one"));
-    }
-    if capabilities.iter().any(is_shared_filesystem) {
-        return Err(StorageError::invalid_argument(
-            "a filesystem of an RBD image is written on one node; volumeMode Block is supported on several",
-        ));
-    }
-    let mut lines: Vec<_> = capabilities.iter().map(VolumeCapability::canonical_string).collect();
-    lines.sort();
-    lines.dedup();
-    Ok(lines.join("\n"))
 }
 
 /// The pool of a class.
@@ -293,12 +271,6 @@ fn status(image: &Image) -> VolumeStatus {
         owner: image.record().and_then(Record::owner),
         published_nodes: Vec::new(),
         condition: None,
-        changed_at_ms: Some(milliseconds(&image.timestamp)),
+        changed_at_ms: Some(image.created_ms()),
     }
-}
-
-/// A time of Ceph in milliseconds since 1970; 0 if it cannot be read.
-pub(crate) fn milliseconds(timestamp: &str) -> u64 {
-    let time = time::parse_rfc3339(timestamp).unwrap_or(Duration::ZERO);
-    u64::try_from(time.as_millis()).unwrap_or(u64::MAX)
 }
