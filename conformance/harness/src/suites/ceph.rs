@@ -5,6 +5,7 @@ use std::{
     net::Ipv4Addr,
     os::unix::fs::PermissionsExt as _,
     path::PathBuf,
+    process::Command,
     time::{Duration, Instant},
 };
 
@@ -49,10 +50,27 @@ pub(super) async fn run(run: &SuiteRun) -> Result<()> {
     cluster.stop().await
 }
 
+/// An address of the machine's loopback interface. It belongs to no namespace of the run, and is removed when this is
+/// dropped.
+struct LoopbackAddress(String);
+
+impl LoopbackAddress {
+    async fn add(address: Ipv4Addr) -> Result<Self> {
+        let address = format!("{address}/32");
+        run_to_completion("ip", &["address", "replace", &address, "dev", "lo"]).await?;
+        Ok(Self(address))
+    }
+}
+
+impl Drop for LoopbackAddress {
+    fn drop(&mut self) {
+        let _ = Command::new("ip").args(["address", "del", &self.0, "dev", "lo"]).status();
+    }
+}
+
 /// Starts a cluster, and prints how to use it, until the run is interrupted.
 pub(super) async fn serve(run: &SuiteRun) -> Result<()> {
-    let address = format!("{GUEST_ADDRESS}/32");
-    run_to_completion("ip", &["address", "replace", &address, "dev", "lo"]).await?;
+    let _address = LoopbackAddress::add(GUEST_ADDRESS).await?;
     let cluster = CephCluster::start(run, GUEST_ADDRESS).await?;
     let config = write_config(run, &cluster)?;
     let key = run.scratch().join("node.key");
@@ -81,8 +99,7 @@ pub(super) async fn serve(run: &SuiteRun) -> Result<()> {
         key.display()
     ))?;
     run.add_note(&format!(
-        "monitor {}, dashboard {}, pools {POOLS:?}; Ctrl-C ends it, and `ip address del {address} dev lo` removes the \
-         address",
+        "monitor {}, dashboard {}, pools {POOLS:?}; Ctrl-C ends it",
         cluster.monitor(),
         cluster.url()
     ))?;
