@@ -19,6 +19,8 @@ use crate::{
 
 /// The result of `backend test`: a case that starts to be skipped is noticed.
 const TOTALS: &str = "124 passed, 0 failed, 31 skipped";
+/// The start of every token of the dashboard: `{"alg":"HS256"` in Base64.
+const TOKEN_START: &str = "eyJhbGciOiJIUzI1Ni";
 const TEST_TIMEOUT: Duration = Duration::from_secs(15 * 60);
 /// Address of the cluster for people on the loopback interface. Virtual machines with QEMU's user network reach it,
 /// because it is not in 127.0.0.0/8.
@@ -34,11 +36,14 @@ pub(super) async fn run(run: &SuiteRun) -> Result<()> {
         .args(["backend", "test"])
         .arg(run.scratch().join("ceph.wasm").display())
         .args([format!("--config={}", config.display()), "--name=ceph".to_owned()])
-        .args([format!("--parameter=pool={pool}"), format!("--other-parameter=pool={other}")]);
+        .args([format!("--parameter=pool={pool}"), format!("--other-parameter=pool={other}")])
+        .env("RUST_LOG", "debug");
     let mut test = ManagedProcess::start(run, spec)?;
     test.wait_exit(TEST_TIMEOUT).await?;
     let report = fs::read_to_string(test.log())?;
-    ensure!(!report.contains(cluster.password()), "the log of `backend test` has the password");
+    for (secret, text) in [("the password", cluster.password()), ("a token", TOKEN_START)] {
+        ensure!(!report.contains(text), "the log of `backend test` at the level debug has {secret}");
+    }
     let totals =
         report.lines().find(|line| line.contains(" passed, ")).context("the report has no totals")?;
     run.add_note(&format!("backend test: {totals}, after {} s", started.elapsed().as_secs()))?;
