@@ -4,7 +4,7 @@
 //! node is published to one node only: images have unique names.
 
 use cofferdam_guest::{
-    ConnectionInfo, Result, StorageError,
+    ConnectionInfo, RbdImage, Result, StorageError,
     abilities::{PublishRequest, Publishing},
     idempotent::{self, Created, ExistingComparison},
 };
@@ -106,14 +106,14 @@ fn shared(volume: &ImageSpec, node: &str) -> ImageSpec {
 /// The connection info of an image.
 fn connection_info(ceph: &Ceph, image: &Image) -> Result<ConnectionInfo> {
     let monitors = ceph.monitors()?;
+    let addresses: Vec<&str> = monitors.addresses.iter().map(String::as_str).collect();
     let spec = image.spec();
-    let fields = [
-        ("monitors", monitors.addresses.join(",")),
-        ("cluster-fsid", monitors.fsid),
-        ("pool", spec.pool),
-        ("image", spec.name),
-        ("image-id", image.id.clone()),
-    ];
-    let fields = fields.map(|(key, value)| (key.to_owned(), value)).to_vec();
-    Ok(ConnectionInfo { kind: "rbd".to_owned(), version: 1, fields })
+    Ok(ConnectionInfo::rbd(&RbdImage {
+        monitors: &addresses,
+        cluster_fsid: &monitors.fsid,
+        pool: &spec.pool,
+        namespace: None,
+        image: &spec.name,
+        image_id: &image.id,
+    }))
 }
