@@ -37,10 +37,10 @@ pub(crate) struct Dashboard {
     pub(crate) fails_after_create: bool,
 }
 
-pub(crate) type Shared = Rc<RefCell<Dashboard>>;
+pub(crate) type SharedDashboard = Rc<RefCell<Dashboard>>;
 
-pub(crate) fn start() -> (InstalledHost, Shared) {
-    let dashboard = Shared::default();
+pub(crate) fn start() -> (InstalledHost, SharedDashboard) {
+    let dashboard = SharedDashboard::default();
     let host = MockHost::new().setting("url", "http://ceph").setting("user", "cofferdam");
     let host = host.setting("pool", "rbd").setting("pools", "fast").secret("password", PASSWORD);
     let methods = [Method::Get, Method::Post, Method::Put, Method::Delete];
