@@ -228,7 +228,7 @@ pub(super) async fn reject(node: &MachineNode<'_>, server: &Machine) -> Result<(
     let by_hand = server_volumes(TARGET);
     node.machine.shell(&by_hand.mount_by_hand).await?;
     let twin = *NAMESPACES.end();
-    node.ensure_rejected(&TARGET.volume("twin", twin), Code::Internal, &[&TARGET.uuid(twin)]).await?;
+    node.ensure_rejected(&TARGET.volume("twin", twin), Code::FailedPrecondition, &[&TARGET.uuid(twin)]).await?;
     ensure_disconnected(node).await?;
     node.machine.shell(&by_hand.unmount_by_hand).await?;
 
