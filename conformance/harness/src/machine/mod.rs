@@ -111,11 +111,13 @@ impl Machine {
                 disk.display()
             ));
         }
-        for disk in disks {
+        for (number, disk) in disks.iter().enumerate() {
             // The disks of a run need not survive this machine's loss of power.
-            spec = spec
-                .arg("-drive")
-                .arg(format_args!("file={},format=raw,if=virtio,cache=unsafe", disk.display()));
+            spec = spec.arg("-drive").arg(format_args!(
+                "id={},file={},format=raw,if=virtio,cache=unsafe",
+                disk_id(number),
+                disk.display()
+            ));
         }
         let process = ManagedProcess::start(run, spec)?;
         let mut machine = Self { process, number, port, monitor, console };
@@ -195,6 +197,15 @@ impl Machine {
         monitor::execute(&self.monitor, "set_link", &serde_json::json!({ "name": LINK, "up": is_up })).await
     }
 
+    /// Changes the size of a further disk, by its index among those of [`start`](Self::start), in bytes.
+    ///
+    /// # Errors
+    /// If QEMU's monitor does not respond or reports an error.
+    pub(crate) async fn resize_disk(&self, index: usize, bytes: u64) -> Result<()> {
+        let arguments = serde_json::json!({ "device": disk_id(index), "size": bytes });
+        monitor::execute(&self.monitor, "block_resize", &arguments).await
+    }
+
     /// Stops the machine as a loss of power does. What it has written to its disks stays.
     ///
     /// # Errors
@@ -211,6 +222,11 @@ impl Machine {
         self.process.restart()?;
         self.wait_ready().await
     }
+}
+
+/// QEMU's name of a further disk.
+fn disk_id(index: usize) -> String {
+    format!("disk-{index}")
 }
 
 /// Connects to the agent and sends a request.

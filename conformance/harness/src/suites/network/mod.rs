@@ -1,10 +1,13 @@
 //! Volumes of a network: a node and a server, each a machine with Debian's kernel.
 
 mod deaths;
+mod local_disk;
 mod nfs;
 mod node;
+mod node_loss;
 mod nvme;
 mod outage;
+mod speed;
 mod writer;
 
 use std::{env, fs::File};
@@ -35,33 +38,33 @@ pub(super) async fn run(run: &SuiteRun) -> Result<()> {
     let mut rng = seeded_rng()?;
     let system = MachineSystem::prepare(run).await?;
     let network = MachineNetwork::new(run)?;
-    let disk = |name: &str| {
-        let path = run.scratch().join(format!("{name}-disk"));
-        File::create(&path)?.set_len(DISK_BYTES)?;
+    let disk = |name: &str, bytes: u64| {
+        let path = run.scratch().join(format!("disk-{name}"));
+        File::create(&path)?.set_len(bytes)?;
         anyhow::Ok(path)
     };
-    let disks = [&[disk("node")?], &[disk("server")?], &[disk("other-server")?]];
-    let [node_disks, server_disks, other_disks] = disks;
-    let (machine, mut server, other) = tokio::try_join!(
-        Machine::start(run, &system, "node", network, 1, node_disks),
-        Machine::start(run, &system, "server", network, 2, server_disks),
-        Machine::start(run, &system, "other-server", network, 3, other_disks)
+    let node_disks = [disk("node", DISK_BYTES)?, disk("local", local_disk::SIZES[0])?];
+    let (server_disks, other_disks) = ([disk("server", DISK_BYTES)?], [disk("other-server", DISK_BYTES)?]);
+    let (mut machine, mut server, other) = tokio::try_join!(
+        Machine::start(run, &system, "node", network, 1, &node_disks),
+        Machine::start(run, &system, "server", network, 2, &server_disks),
+        Machine::start(run, &system, "other-server", network, 3, &other_disks)
     )?;
     let start_other = start_server(&other, nvme::AWAY_TARGET);
     tokio::try_join!(prepare_node(&machine), start_server(&server, nvme::TARGET), start_other)?;
-    let kinds = r#"connection-kinds = ["nfs", "nvme-tcp"]"#;
-    let policy =
-        format!("[node]\n{kinds}\nfilesystems = [\"ext4\", \"xfs\"]\n{}{}", nfs::POLICY, nvme::POLICY);
-    let node = MachineNode::start(run, &machine, &policy).await?;
+    let node = MachineNode::start(run, &machine, &policy()).await?;
 
-    nvme::reject(&node, &server).await?;
     nfs::carry_data(&node, &server).await?;
     nvme::carry_data(&node, &server).await?;
+    local_disk::carry_data(&machine, &node).await?;
+    for volumes in [nfs::server_volumes(ADDRESSES[0]), nvme::server_volumes(nvme::TARGET)] {
+        speed::compare(run, &node, &volumes).await?;
+    }
     let away = [nfs::server_volumes(AWAY), nvme::server_volumes(nvme::AWAY_TARGET)];
     let meanwhile = [nfs::meanwhile(), nvme::meanwhile()];
     let rejected = async || {
         nfs::reject(&node).await?;
-        anyhow::Ok(())
+        nvme::reject(&node, &server).await
     };
     outage::take_away(run, &node, &other, &away, &meanwhile, rejected).await?;
     nfs::die(run, &node, rounds, &mut rng).await?;
@@ -69,7 +72,24 @@ pub(super) async fn run(run: &SuiteRun) -> Result<()> {
     let restarted = [nfs::server_volumes(ADDRESSES[0]), nvme::server_volumes(nvme::TARGET)];
     let start = async |server: &Machine| start_server(server, nvme::TARGET).await;
     outage::restart(run, &node, &mut server, &restarted, start).await?;
+    nvme::ensure_disconnected(&node).await?;
+
+    let lost = [nfs::lost_volumes(), nvme::lost_volumes()];
+    node_loss::prepare(&node, &lost).await?;
+    drop(node);
+    machine.lose_power().await?;
+    machine.power_on().await?;
+    prepare_node(&machine).await?;
+    let node = MachineNode::start(run, &machine, &policy()).await?;
+    node_loss::recover(&node, &lost).await?;
     nvme::ensure_disconnected(&node).await
+}
+
+/// The section `[node]` of the roles' configuration.
+fn policy() -> String {
+    let kinds = r#"connection-kinds = ["local-device", "nfs", "nvme-tcp"]"#;
+    let filesystems = r#"filesystems = ["ext4", "xfs"]"#;
+    format!("[node]\n{kinds}\n{filesystems}\n{}{}{}", local_disk::POLICY, nfs::POLICY, nvme::POLICY)
 }
 
 /// Starts the servers of all kinds on a machine.

@@ -7,6 +7,7 @@ use tonic::Code;
 use super::{
     ADDRESSES, AWAY, deaths,
     node::{MachineNode, NetworkVolume},
+    node_loss::LostVolumes,
     outage::{Meanwhile, ServerVolumes},
 };
 use crate::{machine::Machine, run::SuiteRun};
@@ -169,6 +170,14 @@ pub(super) async fn die(
     let volume = &volume("dying-nfs", ADDRESSES[0], "two", "4.2");
     let deaths = deaths::play(node, volume, rounds, rng, async || Ok(())).await?;
     run.add_note(&format!("nfs: {} deaths: {}", deaths.len(), deaths.join("; ")))
+}
+
+/// Volumes for a node that loses its power.
+pub(super) fn lost_volumes() -> LostVolumes {
+    LostVolumes {
+        kept: volume("kept-nfs", ADDRESSES[0], "one", "4.2"),
+        removed: volume("unused-nfs", ADDRESSES[1], "two", "3"),
+    }
 }
 
 /// Volumes of the server with this address, for an outage.

@@ -59,6 +59,9 @@ impl<'a> MachineNode<'a> {
         machine.write(&format!("{DIRECTORY}/node.toml"), policy).await?;
         machine.write(&format!("{DIRECTORY}/manifest.json"), &std::fs::read_to_string(manifest)?).await?;
         let socket = run.scratch().join("machine-node.sock");
+        if socket.exists() {
+            std::fs::remove_file(&socket)?;
+        }
         let forward = machine.forward(SOCKET.as_ref(), &socket)?;
         let node = Self { machine, socket, forward };
         node.restart().await?;
@@ -77,13 +80,11 @@ impl<'a> MachineNode<'a> {
         );
         self.machine.shell(&format!("{command} </dev/null >>/run/node.log 2>&1 &")).await?;
         let ready = until("the role node responds", READY_TIMEOUT, async || {
-            self.call(async |client| client.node_get_info(NodeGetInfoRequest {}).await)
-                .await
-                .map_err(|status| anyhow!("{status}"))
+            self.is_running().await.map_err(|status| anyhow!("{status}"))
         })
         .await;
         match ready {
-            Ok(_) => Ok(()),
+            Ok(()) => Ok(()),
             Err(error) => Err(error.context(self.machine.shell("tail -n 12 /run/node.log").await?)),
         }
     }
@@ -129,14 +130,23 @@ impl<'a> MachineNode<'a> {
         timeout(CALL_TIMEOUT, answer).await.map_err(late)?.map(Response::into_inner)
     }
 
-    /// Creates the directories that kubelet creates, and stages a volume.
+    /// Calls NodeGetInfo.
+    pub(super) async fn is_running(&self) -> Result<(), Status> {
+        self.call(async |client| client.node_get_info(NodeGetInfoRequest {}).await).await.map(drop)
+    }
+
+    /// Creates the directories that kubelet creates before it stages and publishes a volume.
+    pub(super) async fn make_directories(&self, volume: &NetworkVolume) -> Result<()> {
+        let (staging, target) = (volume.staging_path(), volume.target_path());
+        self.machine.shell(&format!("mkdir -p {staging} $(dirname {target})")).await.map(drop)
+    }
+
+    /// Stages a volume.
     pub(super) async fn stage(&self, volume: &NetworkVolume) -> Result<(), Status> {
-        let path = volume.staging_path();
-        self.make_directory(&path).await?;
         let request = NodeStageVolumeRequest {
             volume_id: volume.name.clone(),
             publish_context: volume.context(),
-            staging_target_path: path,
+            staging_target_path: volume.staging_path(),
             volume_capability: Some(volume.capability()),
             secrets: volume.secrets.iter().cloned().collect(),
             ..NodeStageVolumeRequest::default()
@@ -146,14 +156,11 @@ impl<'a> MachineNode<'a> {
 
     /// Publishes a staged volume.
     pub(super) async fn publish(&self, volume: &NetworkVolume) -> Result<(), Status> {
-        let target_path = volume.target_path();
-        let parent = target_path.rsplit_once('/').map_or("/", |(parent, _)| parent).to_owned();
-        self.make_directory(&parent).await?;
         let request = NodePublishVolumeRequest {
             volume_id: volume.name.clone(),
             publish_context: volume.context(),
             staging_target_path: volume.staging_path(),
-            target_path,
+            target_path: volume.target_path(),
             volume_capability: Some(volume.capability()),
             ..NodePublishVolumeRequest::default()
         };
@@ -203,6 +210,7 @@ impl<'a> MachineNode<'a> {
 
     /// Stages and publishes a volume.
     pub(super) async fn attach(&self, volume: &NetworkVolume) -> Result<()> {
+        self.make_directories(volume).await?;
         self.stage(volume).await.with_context(|| format!("stage {}", volume.name))?;
         self.publish(volume).await.with_context(|| format!("publish {}", volume.name))
     }
@@ -225,6 +233,7 @@ impl<'a> MachineNode<'a> {
         texts: &[&str],
     ) -> Result<()> {
         let name = &volume.name;
+        self.make_directories(volume).await?;
         let result = self.stage(volume).await;
         let Err(status) = result else { anyhow::bail!("{name} was staged: expected {code:?}") };
         let message = status.message();
@@ -250,11 +259,6 @@ impl<'a> MachineNode<'a> {
             .await?;
         ensure!(left.is_empty(), "left of {name}: {left}");
         Ok(())
-    }
-
-    async fn make_directory(&self, path: &str) -> Result<(), Status> {
-        let made = self.machine.shell(&format!("mkdir -p {path}")).await;
-        made.map(drop).map_err(|error| Status::unavailable(format!("{error:#}")))
     }
 }
 

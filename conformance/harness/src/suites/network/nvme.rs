@@ -9,6 +9,7 @@ use tonic::Code;
 use super::{
     ADDRESSES, AWAY, deaths,
     node::{MachineNode, NODE, NetworkVolume},
+    node_loss::LostVolumes,
     outage::{Meanwhile, ServerVolumes},
 };
 use crate::{machine::Machine, run::SuiteRun};
@@ -228,7 +229,8 @@ pub(super) async fn reject(node: &MachineNode<'_>, server: &Machine) -> Result<(
     let by_hand = server_volumes(TARGET);
     node.machine.shell(&by_hand.mount_by_hand).await?;
     let twin = *NAMESPACES.end();
-    node.ensure_rejected(&TARGET.volume("twin", twin), Code::FailedPrecondition, &[&TARGET.uuid(twin)]).await?;
+    node.ensure_rejected(&TARGET.volume("twin", twin), Code::FailedPrecondition, &[&TARGET.uuid(twin)])
+        .await?;
     ensure_disconnected(node).await?;
     node.machine.shell(&by_hand.unmount_by_hand).await?;
 
@@ -267,6 +269,14 @@ pub(super) async fn die(
     };
     let deaths = deaths::play(node, &volume, rounds, rng, check).await?;
     run.add_note(&format!("nvme-tcp: {} deaths: {}", deaths.len(), deaths.join("; ")))
+}
+
+/// Volumes for a node that loses its power.
+pub(super) fn lost_volumes() -> LostVolumes {
+    LostVolumes {
+        kept: TARGET.volume("kept-nvme", 1).mounted("ext4", &[]),
+        removed: TARGET.volume("unused-nvme", 2).mounted("xfs", &[]),
+    }
 }
 
 /// Volumes of a target, for an outage.
