@@ -79,6 +79,16 @@ impl BackendFixture {
         Self::new(run, "pool", cofferdam_carried::POOL, &settings, &extra_section, &policy)
     }
 
+    /// A driver with every ability, all of whose volumes have this connection info. Fields are `key=value`,
+    /// separated by blanks.
+    ///
+    /// # Errors
+    /// If its files cannot be written.
+    pub(crate) fn with_connection_info(run: &SuiteRun, kind: &str, fields: &str) -> Result<Self> {
+        let settings = format!("connection-kind = {kind:?}\nconnection-fields = {fields:?}\n");
+        Self::new(run, "complete", cofferdam_test_guests::BROKEN, &settings, "", "")
+    }
+
     fn new(
         run: &SuiteRun,
         name: &'static str,

@@ -23,7 +23,7 @@ use tokio::{
 
 use self::agent::{AgentRequest, ScriptOutput};
 pub(crate) use self::{agent::serve as serve_agent, system::MachineSystem};
-use crate::{process::ManagedProcess, run::SuiteRun};
+use crate::{process::ManagedProcess, run::SuiteRun, wait::until};
 
 /// Address of this machine on the network `eth0`.
 pub(crate) const HOST: &str = "10.0.2.2";
@@ -167,6 +167,17 @@ impl Machine {
     /// As [`shell`](Self::shell).
     pub(crate) async fn write(&self, path: &str, text: &str) -> Result<()> {
         self.shell_with_input(&format!("cat > {path}"), text).await.map(drop)
+    }
+
+    /// Waits until a file exists.
+    ///
+    /// # Errors
+    /// If it does not exist in time.
+    pub(crate) async fn wait_for_file(&self, path: &str, limit: Duration) -> Result<()> {
+        until(&format!("{path} exists"), limit, async || {
+            self.shell(&format!("test -e {path}")).await.map(drop)
+        })
+        .await
     }
 
     /// Makes a Unix socket of the machine a socket of this machine, at `local`, until the task is aborted.

@@ -1,5 +1,7 @@
 //! The driver for Ceph on a real Ceph: `cofferdam backend test`, and a cluster for people.
 
+mod node;
+
 use std::{
     fs,
     net::Ipv4Addr,
@@ -21,14 +23,17 @@ use crate::{
 const TOTALS: &str = "124 passed, 0 failed, 31 skipped";
 /// The start of every token of the dashboard: `{"alg":"HS256"` in Base64.
 const TOKEN_START: &str = "eyJhbGciOiJIUzI1Ni";
+/// Name of the driver's section in the configuration.
+const NAME: &str = "ceph";
 const TEST_TIMEOUT: Duration = Duration::from_secs(15 * 60);
-/// Address of the cluster for people on the loopback interface. Virtual machines with QEMU's user network reach it,
+/// Address of the cluster on the loopback interface. Virtual machines with QEMU's user network reach it,
 /// because it is not in 127.0.0.0/8.
 const GUEST_ADDRESS: Ipv4Addr = Ipv4Addr::new(10, 99, 0, 1);
 
 pub(super) async fn run(run: &SuiteRun) -> Result<()> {
     let started = Instant::now();
-    let cluster = CephCluster::start(run, Ipv4Addr::LOCALHOST).await?;
+    let _address = LoopbackAddress::add(GUEST_ADDRESS).await?;
+    let cluster = CephCluster::start(run, GUEST_ADDRESS).await?;
     run.add_note(&format!("Ceph started in {} s", started.elapsed().as_secs()))?;
     let config = write_config(run, &cluster)?;
     let [pool, other] = POOLS;
@@ -48,11 +53,19 @@ pub(super) async fn run(run: &SuiteRun) -> Result<()> {
         report.lines().find(|line| line.contains(" passed, ")).context("the report has no totals")?;
     run.add_note(&format!("backend test: {totals}, after {} s", started.elapsed().as_secs()))?;
     ensure!(totals == TOTALS, "the totals are {totals:?}, expected {TOTALS:?}");
+    ensure_empty(&cluster, "backend test").await?;
+    node::use_volumes(run, &cluster, &config).await?;
+    ensure_empty(&cluster, "the node").await?;
+    cluster.stop().await
+}
+
+/// Checks that the pools have no image.
+async fn ensure_empty(cluster: &CephCluster, after: &str) -> Result<()> {
     for pool in POOLS {
         let images = cluster.rbd(&["ls", "--pool", pool]).await?;
-        ensure!(images.trim().is_empty(), "after the suite, the pool {pool} has {images}");
+        ensure!(images.trim().is_empty(), "after {after}, the pool {pool} has {images}");
     }
-    cluster.stop().await
+    Ok(())
 }
 
 /// An address of the machine's loopback interface. It belongs to no namespace of the run, and is removed when this is

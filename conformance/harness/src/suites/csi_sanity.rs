@@ -64,10 +64,23 @@ struct SanityRun {
 
 /// Numbers of tests by result.
 #[derive(Debug, PartialEq, Eq)]
-struct SanityCounts {
-    passed: u32,
-    failed: u32,
-    skipped: u32,
+pub(super) struct SanityCounts {
+    pub(super) passed: u32,
+    pub(super) failed: u32,
+    pub(super) skipped: u32,
+}
+
+impl SanityCounts {
+    /// Reads the summary at the end of csi-sanity's output.
+    pub(super) fn parse(output: &str) -> Result<Self> {
+        let line = output.lines().rev().find(|line| line.contains(" Passed | "));
+        let line = line.context("csi-sanity has no last word")?;
+        Ok(Self {
+            passed: number_before(line, "Passed")?,
+            failed: number_before(line, "Failed")?,
+            skipped: number_before(line, "Skipped")?,
+        })
+    }
 }
 
 const ROWS: [SanityRun; 4] = [
@@ -205,13 +218,7 @@ async fn run_csi_sanity(
     ManagedProcess::start(run, spec)?.wait_exit(SANITY_TIMEOUT).await?;
     let path = log_path(run, row);
     let text = fs::read_to_string(&path)?;
-    let line = text.lines().rev().find(|line| line.contains(" Passed | "));
-    let line = line.with_context(|| format!("csi-sanity has no last word: its log is {}", path.display()))?;
-    let counts = SanityCounts {
-        passed: number_before(line, "Passed")?,
-        failed: number_before(line, "Failed")?,
-        skipped: number_before(line, "Skipped")?,
-    };
+    let counts = SanityCounts::parse(&text).with_context(|| format!("its log is {}", path.display()))?;
     Ok((counts, skip_reasons(&text)))
 }
 

@@ -30,7 +30,7 @@ const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 const RECONNECT_DELAY: u32 = 2;
 const CONTROLLER_LOSS_TIMEOUT: u32 = 600;
 /// Maximum time and interval of the wait for a disk.
-const DISK_WAIT: (Duration, Duration) = (Duration::from_secs(10), Duration::from_millis(100));
+const DISK_WAIT: (Duration, Duration) = (Duration::from_secs(10), Duration::from_millis(20));
 /// Maximum time and interval of the wait for a new size.
 const SIZE_WAIT: (Duration, Duration) = (Duration::from_secs(5), Duration::from_millis(20));
 

@@ -43,7 +43,7 @@ impl KubeletCall {
 ///
 /// # Errors
 /// If a call fails although the role runs, or something is left.
-pub(super) async fn play(
+pub(in crate::suites) async fn play(
     node: &MachineNode<'_>,
     volume: &NetworkVolume,
     count: usize,

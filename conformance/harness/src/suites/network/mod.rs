@@ -1,12 +1,13 @@
 //! Volumes of a network: a node and a server, each a machine with Debian's kernel.
 
-mod deaths;
+pub(super) mod deaths;
 mod local_disk;
 mod nfs;
-mod node;
+pub(super) mod node;
 mod node_loss;
 mod nvme;
 mod outage;
+pub(super) mod sanity;
 mod speed;
 mod writer;
 
@@ -14,8 +15,10 @@ use std::{env, fs::File};
 
 use anyhow::{Context as _, Result};
 
-use self::node::MachineNode;
+use self::{node::MachineNode, sanity::MachineSanity};
+use super::csi_sanity::SanityCounts;
 use crate::{
+    backend::BackendFixture,
     machine::{Machine, MachineNetwork, MachineSystem},
     run::SuiteRun,
     seeded_rng::seeded_rng,
@@ -31,10 +34,7 @@ const ADDRESSES: [&str; 2] = ["10.1.0.2", "fd00:1::2"];
 const AWAY: &str = "10.1.0.3";
 
 pub(super) async fn run(run: &SuiteRun) -> Result<()> {
-    let rounds = match env::var("ROUNDS") {
-        Ok(text) => text.parse().with_context(|| format!("ROUNDS={text:?}: expected a number"))?,
-        Err(_) => ROUNDS,
-    };
+    let rounds = rounds()?;
     let mut rng = seeded_rng()?;
     let system = MachineSystem::prepare(run).await?;
     let network = MachineNetwork::new(run)?;
@@ -52,7 +52,9 @@ pub(super) async fn run(run: &SuiteRun) -> Result<()> {
     )?;
     let start_other = start_server(&other, nvme::AWAY_TARGET);
     tokio::try_join!(prepare_node(&machine), start_server(&server, nvme::TARGET), start_other)?;
-    let node = MachineNode::start(run, &machine, &policy()).await?;
+    let driver = BackendFixture::with_connection_info(run, "nfs", nfs::SANITY_FIELDS)?;
+    let manifest = driver.write_manifest(run).await?;
+    let node = MachineNode::start(run, &machine, &manifest, &policy()).await?;
 
     nfs::carry_data(&node, &server).await?;
     nvme::carry_data(&node, &server).await?;
@@ -62,11 +64,8 @@ pub(super) async fn run(run: &SuiteRun) -> Result<()> {
     }
     let away = [nfs::server_volumes(AWAY), nvme::server_volumes(nvme::AWAY_TARGET)];
     let meanwhile = [nfs::meanwhile(), nvme::meanwhile()];
-    let rejected = async || {
-        nfs::reject(&node).await?;
-        nvme::reject(&node, &server).await
-    };
-    outage::take_away(run, &node, &other, &away, &meanwhile, rejected).await?;
+    nvme::reject(&node, &server).await?;
+    outage::take_away(run, &node, &other, &away, &meanwhile, async || nfs::reject(&node).await).await?;
     nfs::die(run, &node, rounds, &mut rng).await?;
     nvme::die(run, &node, &server, rounds, &mut rng).await?;
     let restarted = [nfs::server_volumes(ADDRESSES[0]), nvme::server_volumes(nvme::TARGET)];
@@ -80,9 +79,26 @@ pub(super) async fn run(run: &SuiteRun) -> Result<()> {
     machine.lose_power().await?;
     machine.power_on().await?;
     prepare_node(&machine).await?;
-    let node = MachineNode::start(run, &machine, &policy()).await?;
+    let node = MachineNode::start(run, &machine, &manifest, &policy()).await?;
     node_loss::recover(&node, &lost).await?;
-    nvme::ensure_disconnected(&node).await
+    nvme::ensure_disconnected(&node).await?;
+
+    let (mut csi_server, socket, _) = driver.start_csi_server(run).await?;
+    let expected = SanityCounts { passed: 95, failed: 0, skipped: 7 };
+    let nfs = MachineSanity { name: "nfs", access_type: "mount", secrets: String::new(), expected };
+    sanity::run(run, &node, &socket, &nfs).await?;
+    csi_server.stop().await
+}
+
+/// Deaths of the role `node` with each kind: the variable `ROUNDS`, or a default.
+///
+/// # Errors
+/// If the variable is not a number.
+pub(super) fn rounds() -> Result<usize> {
+    match env::var("ROUNDS") {
+        Ok(text) => text.parse().with_context(|| format!("ROUNDS={text:?}: expected a number")),
+        Err(_) => Ok(ROUNDS),
+    }
 }
 
 /// The section `[node]` of the roles' configuration.

@@ -47,6 +47,9 @@ server = "fd00:1::/64"
 exports = ["/srv/exports/*"]
 "#;
 
+/// The connection info of the volumes of csi-sanity.
+pub(super) const SANITY_FIELDS: &str = "server=10.1.0.2 path=/srv/exports/two version=4.2";
+
 fn volume(name: &str, server: &str, path: &str, version: &str) -> NetworkVolume {
     let path = format!("/srv/exports/{path}");
     NetworkVolume::new(name, "nfs", json!({ "server": server, "path": path, "version": version }))

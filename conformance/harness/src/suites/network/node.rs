@@ -1,6 +1,10 @@
 //! The roles `node` and `liveness` in a machine, and calls to them as kubelet makes them.
 
-use std::{collections::BTreeMap, path::PathBuf, time::Duration};
+use std::{
+    collections::BTreeMap,
+    path::{Path, PathBuf},
+    time::Duration,
+};
 
 use anyhow::{Context as _, Result, anyhow, ensure};
 use cofferdam_csi::v1::{
@@ -17,7 +21,7 @@ use tonic::{
     transport::{Channel, Endpoint},
 };
 
-use crate::{backend::BackendFixture, machine::Machine, run::SuiteRun, wait::until};
+use crate::{machine::Machine, run::SuiteRun, wait::until};
 
 /// Time limit of a call. kubelet's is two minutes.
 const CALL_TIMEOUT: Duration = Duration::from_secs(90);
@@ -25,17 +29,17 @@ const READY_TIMEOUT: Duration = Duration::from_secs(60);
 /// Directory of the roles' files in the machine.
 const DIRECTORY: &str = "/etc/cofferdam";
 /// kubelet's root in the machine.
-pub(super) const ROOT: &str = "/var/lib/kubelet";
+pub(in crate::suites) const ROOT: &str = "/var/lib/kubelet";
 /// The socket in the machine.
-const SOCKET: &str = "/var/lib/kubelet/plugins/network/csi.sock";
+pub(in crate::suites) const SOCKET: &str = "/var/lib/kubelet/plugins/network/csi.sock";
 /// Name of the machine's Node.
-pub(super) const NODE: &str = "machine";
+pub(in crate::suites) const NODE: &str = "machine";
 /// Port of the roles' HTTP endpoint in the machine.
 const HTTP_PORT: u16 = 9000;
 
 /// The roles in a machine. They run until the machine ends.
-pub(super) struct MachineNode<'a> {
-    pub(super) machine: &'a Machine,
+pub(in crate::suites) struct MachineNode<'a> {
+    pub(in crate::suites) machine: &'a Machine,
     /// The CSI socket on this machine.
     socket: PathBuf,
     forward: JoinHandle<()>,
@@ -48,13 +52,17 @@ impl Drop for MachineNode<'_> {
 }
 
 impl<'a> MachineNode<'a> {
-    /// Starts the roles with a policy, which is the section `[node]` of their configuration, and waits until
-    /// they respond. The driver is `memory`: only its name and its features matter here.
+    /// Starts the roles for the driver of a manifest, with a policy, which is the section `[node]` of their
+    /// configuration, and waits until they respond.
     ///
     /// # Errors
     /// If they do not respond. The error contains the end of their log.
-    pub(super) async fn start(run: &SuiteRun, machine: &'a Machine, policy: &str) -> Result<Self> {
-        let manifest = BackendFixture::memory(run, "machine")?.write_manifest(run).await?;
+    pub(in crate::suites) async fn start(
+        run: &SuiteRun,
+        machine: &'a Machine,
+        manifest: &Path,
+        policy: &str,
+    ) -> Result<Self> {
         machine.shell(&format!("mkdir -p {DIRECTORY} {ROOT}/plugins/network")).await?;
         machine.write(&format!("{DIRECTORY}/node.toml"), policy).await?;
         machine.write(&format!("{DIRECTORY}/manifest.json"), &std::fs::read_to_string(manifest)?).await?;
@@ -72,7 +80,7 @@ impl<'a> MachineNode<'a> {
     ///
     /// # Errors
     /// If they do not respond. The error contains the end of their log.
-    pub(super) async fn restart(&self) -> Result<()> {
+    pub(in crate::suites) async fn restart(&self) -> Result<()> {
         let command = format!(
             "cofferdam run --role=node --role=liveness --log=cofferdam=debug,info --config={DIRECTORY}/node.toml \
              --manifest={DIRECTORY}/manifest.json --csi-endpoint={SOCKET} --node-name={NODE} \
@@ -90,7 +98,7 @@ impl<'a> MachineNode<'a> {
     }
 
     /// Kills the roles.
-    pub(super) async fn kill(&self) -> Result<()> {
+    pub(in crate::suites) async fn kill(&self) -> Result<()> {
         self.machine
             .shell("kill -9 $(pidof cofferdam); while pidof cofferdam; do usleep 20000; done")
             .await?;
@@ -101,7 +109,7 @@ impl<'a> MachineNode<'a> {
     ///
     /// # Errors
     /// If they are not healthy.
-    pub(super) async fn check_health(&self) -> Result<()> {
+    pub(in crate::suites) async fn check_health(&self) -> Result<()> {
         self.machine.shell(&format!("timeout 1 wget -q -O - http://127.0.0.1:{HTTP_PORT}/healthz")).await?;
         Ok(())
     }
@@ -110,7 +118,7 @@ impl<'a> MachineNode<'a> {
     ///
     /// # Errors
     /// If the machine does not respond.
-    pub(super) async fn uptime(&self) -> Result<f64> {
+    pub(in crate::suites) async fn uptime(&self) -> Result<f64> {
         Ok(self.machine.shell("cut -d ' ' -f 1 /proc/uptime").await?.parse()?)
     }
 
@@ -131,18 +139,18 @@ impl<'a> MachineNode<'a> {
     }
 
     /// Calls NodeGetInfo.
-    pub(super) async fn is_running(&self) -> Result<(), Status> {
+    pub(in crate::suites) async fn is_running(&self) -> Result<(), Status> {
         self.call(async |client| client.node_get_info(NodeGetInfoRequest {}).await).await.map(drop)
     }
 
     /// Creates the directories that kubelet creates before it stages and publishes a volume.
-    pub(super) async fn make_directories(&self, volume: &NetworkVolume) -> Result<()> {
+    pub(in crate::suites) async fn make_directories(&self, volume: &NetworkVolume) -> Result<()> {
         let (staging, target) = (volume.staging_path(), volume.target_path());
         self.machine.shell(&format!("mkdir -p {staging} $(dirname {target})")).await.map(drop)
     }
 
     /// Stages a volume.
-    pub(super) async fn stage(&self, volume: &NetworkVolume) -> Result<(), Status> {
+    pub(in crate::suites) async fn stage(&self, volume: &NetworkVolume) -> Result<(), Status> {
         let request = NodeStageVolumeRequest {
             volume_id: volume.name.clone(),
             publish_context: volume.context(),
@@ -155,7 +163,7 @@ impl<'a> MachineNode<'a> {
     }
 
     /// Publishes a staged volume.
-    pub(super) async fn publish(&self, volume: &NetworkVolume) -> Result<(), Status> {
+    pub(in crate::suites) async fn publish(&self, volume: &NetworkVolume) -> Result<(), Status> {
         let request = NodePublishVolumeRequest {
             volume_id: volume.name.clone(),
             publish_context: volume.context(),
@@ -168,14 +176,14 @@ impl<'a> MachineNode<'a> {
     }
 
     /// Unpublishes a volume.
-    pub(super) async fn unpublish(&self, volume: &NetworkVolume) -> Result<(), Status> {
+    pub(in crate::suites) async fn unpublish(&self, volume: &NetworkVolume) -> Result<(), Status> {
         let request =
             NodeUnpublishVolumeRequest { volume_id: volume.name.clone(), target_path: volume.target_path() };
         self.call(async |client| client.node_unpublish_volume(request).await).await.map(drop)
     }
 
     /// Unstages a volume.
-    pub(super) async fn unstage(&self, volume: &NetworkVolume) -> Result<(), Status> {
+    pub(in crate::suites) async fn unstage(&self, volume: &NetworkVolume) -> Result<(), Status> {
         let request = NodeUnstageVolumeRequest {
             volume_id: volume.name.clone(),
             staging_target_path: volume.staging_path(),
@@ -184,7 +192,7 @@ impl<'a> MachineNode<'a> {
     }
 
     /// Expands a published volume to at least this size in bytes, and returns its size.
-    pub(super) async fn expand(&self, volume: &NetworkVolume, bytes: i64) -> Result<i64, Status> {
+    pub(in crate::suites) async fn expand(&self, volume: &NetworkVolume, bytes: i64) -> Result<i64, Status> {
         let request = NodeExpandVolumeRequest {
             volume_id: volume.name.clone(),
             volume_path: volume.target_path(),
@@ -198,7 +206,7 @@ impl<'a> MachineNode<'a> {
     }
 
     /// The statistics of a published volume: whether its condition is abnormal.
-    pub(super) async fn is_abnormal(&self, volume: &NetworkVolume) -> Result<bool, Status> {
+    pub(in crate::suites) async fn is_abnormal(&self, volume: &NetworkVolume) -> Result<bool, Status> {
         let request = NodeGetVolumeStatsRequest {
             volume_id: volume.name.clone(),
             volume_path: volume.target_path(),
@@ -209,14 +217,14 @@ impl<'a> MachineNode<'a> {
     }
 
     /// Stages and publishes a volume.
-    pub(super) async fn attach(&self, volume: &NetworkVolume) -> Result<()> {
+    pub(in crate::suites) async fn attach(&self, volume: &NetworkVolume) -> Result<()> {
         self.make_directories(volume).await?;
         self.stage(volume).await.with_context(|| format!("stage {}", volume.name))?;
         self.publish(volume).await.with_context(|| format!("publish {}", volume.name))
     }
 
     /// Unpublishes and unstages a volume.
-    pub(super) async fn detach(&self, volume: &NetworkVolume) -> Result<()> {
+    pub(in crate::suites) async fn detach(&self, volume: &NetworkVolume) -> Result<()> {
         self.unpublish(volume).await.with_context(|| format!("unpublish {}", volume.name))?;
         self.unstage(volume).await.with_context(|| format!("unstage {}", volume.name))
     }
@@ -226,7 +234,7 @@ impl<'a> MachineNode<'a> {
     ///
     /// # Errors
     /// If it succeeds, fails otherwise, or leaves something behind.
-    pub(super) async fn ensure_rejected(
+    pub(in crate::suites) async fn ensure_rejected(
         &self,
         volume: &NetworkVolume,
         code: Code,
@@ -249,7 +257,7 @@ impl<'a> MachineNode<'a> {
     ///
     /// # Errors
     /// If something is left.
-    pub(super) async fn ensure_nothing_left(&self, name: &str) -> Result<()> {
+    pub(in crate::suites) async fn ensure_nothing_left(&self, name: &str) -> Result<()> {
         let left = self
             .machine
             .shell(&format!(
@@ -264,9 +272,9 @@ impl<'a> MachineNode<'a> {
 
 /// A volume as a driver publishes it to the node.
 #[derive(Clone, Debug)]
-pub(super) struct NetworkVolume {
+pub(in crate::suites) struct NetworkVolume {
     /// The volume's handle, which is also part of its paths.
-    pub(super) name: String,
+    pub(in crate::suites) name: String,
     kind: &'static str,
     fields: Value,
     access_type: AccessType,
@@ -275,13 +283,19 @@ pub(super) struct NetworkVolume {
 
 impl NetworkVolume {
     /// A volume with a filesystem.
-    pub(super) fn new(name: impl Into<String>, kind: &'static str, fields: Value) -> Self {
+    pub(in crate::suites) fn new(name: impl Into<String>, kind: &'static str, fields: Value) -> Self {
         let mount = AccessType::Mount(MountVolume::default());
         Self { name: name.into(), kind, fields, access_type: mount, secrets: Vec::new() }
     }
 
+    /// The same volume with these secrets.
+    pub(in crate::suites) fn with_secrets(mut self, secrets: &[(&str, &str)]) -> Self {
+        self.secrets = secrets.iter().map(|(key, value)| ((*key).to_owned(), (*value).to_owned())).collect();
+        self
+    }
+
     /// The same volume with this filesystem and these mount options.
-    pub(super) fn mounted(mut self, fs_type: &str, mount_flags: &[&str]) -> Self {
+    pub(in crate::suites) fn mounted(mut self, fs_type: &str, mount_flags: &[&str]) -> Self {
         self.access_type = AccessType::Mount(MountVolume {
             fs_type: fs_type.to_owned(),
             mount_flags: mount_flags.iter().map(ToString::to_string).collect(),
@@ -291,12 +305,18 @@ impl NetworkVolume {
     }
 
     /// The same volume as a raw block volume.
-    pub(super) fn raw(mut self) -> Self {
+    pub(in crate::suites) fn raw(mut self) -> Self {
         self.access_type = AccessType::Block(BlockVolume {});
         self
     }
 
-    fn capability(&self) -> VolumeCapability {
+    /// The fields of the connection info.
+    pub(in crate::suites) const fn fields(&self) -> &Value {
+        &self.fields
+    }
+
+    /// The capability with which kubelet stages and publishes the volume.
+    pub(in crate::suites) fn capability(&self) -> VolumeCapability {
         VolumeCapability {
             access_mode: Some(AccessMode { mode: Mode::SingleNodeWriter.into() }),
             access_type: Some(self.access_type.clone()),
@@ -309,12 +329,12 @@ impl NetworkVolume {
     }
 
     /// The path at which kubelet stages the volume.
-    pub(super) fn staging_path(&self) -> String {
+    pub(in crate::suites) fn staging_path(&self) -> String {
         format!("{ROOT}/plugins/kubernetes.io/csi/network/{}/globalmount", self.name)
     }
 
     /// The path of the volume in its pod.
-    pub(super) fn target_path(&self) -> String {
+    pub(in crate::suites) fn target_path(&self) -> String {
         format!("{ROOT}/pods/pod/volumes/kubernetes.io~csi/{}/mount", self.name)
     }
 }

@@ -125,9 +125,15 @@ fn volume(name: &str, nqn: &str, portals: &str, (key, value): (&str, &str)) -> N
     NetworkVolume::new(name, "nvme-tcp", fields)
 }
 
-/// Checks that the node has no connection with its own host NQN.
+/// Checks that the node has no connection with its own host NQN to [`TARGET`].
 pub(super) async fn ensure_disconnected(node: &MachineNode<'_>) -> Result<()> {
-    let script = format!("grep -l -x {} /sys/class/nvme/*/hostnqn 2>/dev/null || true", host_nqn());
+    let [v4, v6] = TARGET.addresses;
+    let script = format!(
+        "for file in $(grep -l -x {} /sys/class/nvme/*/hostnqn 2>/dev/null); do
+           grep -E 'traddr=({v4}|{v6}),' $(dirname $file)/address || true
+         done",
+        host_nqn()
+    );
     let left = node.machine.shell(&script).await?;
     ensure!(left.is_empty(), "connected: {left}");
     Ok(())
@@ -281,13 +287,13 @@ pub(super) fn lost_volumes() -> LostVolumes {
 
 /// Volumes of a target, for an outage.
 pub(super) fn server_volumes(target: Target) -> ServerVolumes {
-    // As nvme-cli connects, with the node's own times of reconnection.
+    // As nvme-cli connects, with the node's own times of reconnection, and as the in-tree code of Kubernetes mounts.
     let mount = format!(
         "echo transport=tcp,traddr={address},trsvcid=4420,nqn={open},hostnqn=nqn.2024-01.com.example:hand,\
          reconnect_delay=2,ctrl_loss_tmo=600 > /dev/nvme-fabrics
          while ! file=$(grep -l -x {uuid} /sys/block/nvme*/uuid | grep -v 'nvme[0-9]*c'); do usleep 50000; done
          disk=/dev/$(basename $(dirname $file)); mkdir -p /run/by-hand-nvme-tcp
-         blkid $disk >/dev/null || mkfs.ext4 -q $disk
+         if blkid $disk >/dev/null; then e2fsck -p $disk >/dev/null; else mkfs.ext4 -q $disk; fi
          mount $disk /run/by-hand-nvme-tcp",
         address = target.addresses[0],
         open = target.open_subsystem(),

@@ -3,6 +3,7 @@
 use cofferdam_guest::{
     ConnectionInfo, Result, StorageError, VolumeHandle,
     abilities::{PublishRequest, Publishing},
+    settings,
 };
 
 use crate::{BrokenDriver, busy_wait, db, is_broken, is_broken_for, nonce, request, volumes_per_node};
@@ -77,11 +78,23 @@ fn publish(wanted: &PublishRequest) -> Result<ConnectionInfo> {
         found.published.insert(wanted.node.clone(), capability.clone());
         Ok(found.name.clone())
     })?;
-    let mut info = ConnectionInfo::none();
+    let mut info = connection_info();
     if is_broken_for("publishing/is-idempotent", &name, "republished") {
         info.fields = vec![("nonce".to_owned(), nonce())];
     }
     Ok(info)
+}
+
+/// The connection info of the settings `connection-kind` and `connection-fields`.
+fn connection_info() -> ConnectionInfo {
+    let mut info = ConnectionInfo::none();
+    if let (Some(kind), Some(fields)) = (settings::get("connection-kind"), settings::get("connection-fields"))
+    {
+        let fields = fields.split(' ').filter_map(|field| field.split_once('='));
+        info.kind = kind;
+        info.fields = fields.map(|(key, value)| (key.to_owned(), value.to_owned())).collect();
+    }
+    info
 }
 
 fn unpublish(handle: &str, node: Option<&String>) -> Result<()> {

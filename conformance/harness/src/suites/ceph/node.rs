@@ -1,0 +1,272 @@
+//! The driver's volumes on a machine with Debian's kernel, whose RBD client maps them: csi-sanity, growth, a
+//! forged volume, and deaths of the role `node`.
+
+use std::{
+    fs,
+    path::{Path, PathBuf},
+    time::Duration,
+};
+
+use anyhow::{Context as _, Result, ensure};
+use cofferdam_csi::v1::{
+    CapacityRange, ControllerExpandVolumeRequest, ControllerPublishVolumeRequest,
+    ControllerUnpublishVolumeRequest, CreateVolumeRequest, DeleteVolumeRequest,
+    controller_client::ControllerClient,
+};
+use serde_json::Value;
+use tonic::{
+    Code,
+    transport::{Channel, Endpoint},
+};
+
+use super::{NAME, NODE_USER};
+use crate::{
+    ceph::CephCluster,
+    control_plane,
+    machine::{Machine, MachineNetwork, MachineSystem},
+    process::{self, CommandSpec, ManagedProcess},
+    run::SuiteRun,
+    seeded_rng::seeded_rng,
+    sidecar::plain_client,
+    suites::{
+        csi_sanity::SanityCounts,
+        network::{
+            self, deaths,
+            node::{MachineNode, NODE, NetworkVolume},
+            sanity::{self, MachineSanity},
+        },
+    },
+};
+
+const READY_TIMEOUT: Duration = Duration::from_secs(120);
+/// Size of a volume in bytes before its growth. xfs needs 300 MiB.
+const SIZE: i64 = 320 << 20;
+const CONNECTION_INFO: &str = "cofferdam.dev/connection-info";
+
+/// Runs everything with volumes that the driver creates.
+pub(super) async fn use_volumes(run: &SuiteRun, cluster: &CephCluster, config: &Path) -> Result<()> {
+    let rounds = network::rounds()?;
+    let mut rng = seeded_rng()?;
+    let system = MachineSystem::prepare(run).await?;
+    let machine = Machine::start(run, &system, "node", MachineNetwork::new(run)?, 1, &[]).await?;
+    machine.shell("modprobe rbd").await?;
+    let manifest = write_manifest(run, config).await?;
+    let node = MachineNode::start(run, &machine, &manifest, &policy(cluster)?).await?;
+    let (mut csi_server, socket) = start_csi_server(run, config).await?;
+    let (user, key) = (NODE_USER.trim_start_matches("client."), cluster.node_key().await?);
+    let driver = Driver { socket: socket.clone(), secrets: [("userID", user), ("userKey", key.trim())] };
+
+    for (fs_type, name) in [("ext4", "ext4"), ("xfs", "xfs"), ("", "raw")] {
+        carry_data(&node, &driver, name, fs_type).await.with_context(|| name.to_owned())?;
+    }
+    reject(&node, &driver).await?;
+    let volume = driver.create("dying").await?.mounted("ext4", &[]);
+    let check = async || ensure_unmapped(&node).await;
+    let deaths = deaths::play(&node, &volume, rounds, &mut rng, check).await?;
+    run.add_note(&format!("rbd: {} deaths: {}", deaths.len(), deaths.join("; ")))?;
+    driver.delete(&volume.name).await?;
+
+    let secrets = format!("NodeStageVolumeSecret:\n  userID: {user}\n  userKey: {}\n", key.trim());
+    for (access_type, expected) in [
+        ("mount", SanityCounts { passed: 95, failed: 0, skipped: 7 }),
+        ("block", SanityCounts { passed: 95, failed: 0, skipped: 7 }),
+    ] {
+        let name = format!("rbd-{access_type}");
+        let sanity = MachineSanity { name: &name, access_type, secrets: secrets.clone(), expected };
+        sanity::run(run, &node, &socket, &sanity).await?;
+        ensure_unmapped(&node).await?;
+    }
+    let leaked = machine
+        .shell(&format!(
+            "grep -r -l -F {} /run /var/lib/kubelet /sys/bus/rbd/devices 2>/dev/null || true",
+            key.trim()
+        ))
+        .await?;
+    ensure!(leaked.is_empty(), "the key is in {leaked}");
+    csi_server.stop().await
+}
+
+/// The section `[node]` of the roles' configuration.
+fn policy(cluster: &CephCluster) -> Result<String> {
+    let monitor = cluster.monitor();
+    let (address, port) = monitor.rsplit_once(':').context("a monitor without a port")?;
+    Ok(format!(
+        "[node]\nconnection-kinds = [\"rbd\"]\nfilesystems = [\"ext4\", \"xfs\"]\n\n[[node.rbd]]\nnetworks = \
+         [\"{address}/32\"]\nports = [{port}]\ncluster-fsids = [\"{}\"]\npools = [\"rbd\", \"rbd-other\"]\n",
+        cluster.fsid()
+    ))
+}
+
+async fn write_manifest(run: &SuiteRun, config: &Path) -> Result<PathBuf> {
+    let file = |name: &str| run.scratch().join(name).display().to_string();
+    let (component, state, config) =
+        (file("ceph.wasm"), file("inspected.redb"), config.display().to_string());
+    #[rustfmt::skip] // flags with their values
+    let arguments = [
+        "backend", "inspect", &component, "--config", &config, "--name", NAME,
+        "--state", &state, "--output", "manifest", "--compilation-cache", "off",
+    ];
+    let manifest = run.scratch().join("manifest.json");
+    fs::write(&manifest, process::run_to_completion(run.program(), &arguments).await?)?;
+    Ok(manifest)
+}
+
+async fn start_csi_server(run: &SuiteRun, config: &Path) -> Result<(ManagedProcess, PathBuf)> {
+    let (port, socket) = (run.free_port()?, run.scratch().join("controller.sock"));
+    let spec = CommandSpec::new("csi-server", run.program())
+        .args(["run", "--role=csi-server"])
+        .arg(format_args!("--config={}", config.display()))
+        .arg(format_args!("--csi-socket={}", socket.display()))
+        .arg(format_args!("--http-endpoint=127.0.0.1:{port}"));
+    let mut process = ManagedProcess::start(run, spec)?;
+    let client = plain_client(port)?;
+    process.wait_ready(READY_TIMEOUT, async || control_plane::probe_path(&client, "/readyz").await).await?;
+    Ok((process, socket))
+}
+
+/// The driver behind the role `csi-server`.
+struct Driver<'a> {
+    socket: PathBuf,
+    /// Secrets of NodeStageVolume.
+    secrets: [(&'a str, &'a str); 2],
+}
+
+impl Driver<'_> {
+    async fn client(&self) -> Result<ControllerClient<Channel>> {
+        let endpoint = Endpoint::from_shared(format!("unix:{}", self.socket.display()))?;
+        Ok(ControllerClient::new(endpoint.connect().await?))
+    }
+
+    /// Creates a volume and publishes it to the node. The result has the connection info that the driver
+    /// returned.
+    async fn create(&self, name: &str) -> Result<NetworkVolume> {
+        let mut client = self.client().await?;
+        let capability = NetworkVolume::new("", "rbd", Value::Null).capability();
+        let created = client
+            .create_volume(CreateVolumeRequest {
+                name: format!("pvc-{name}"),
+                capacity_range: Some(CapacityRange { required_bytes: SIZE, limit_bytes: 0 }),
+                volume_capabilities: vec![capability.clone()],
+                ..CreateVolumeRequest::default()
+            })
+            .await?;
+        let volume = created.into_inner().volume.context("a response without a volume")?;
+        let published = client
+            .controller_publish_volume(ControllerPublishVolumeRequest {
+                volume_id: volume.volume_id.clone(),
+                node_id: NODE.to_owned(),
+                volume_capability: Some(capability),
+                volume_context: volume.volume_context,
+                ..ControllerPublishVolumeRequest::default()
+            })
+            .await?;
+        let context = published.into_inner().publish_context;
+        let info = context.get(CONNECTION_INFO).context("no connection info")?;
+        let info: Value = serde_json::from_str(info)?;
+        let fields = info.get("fields").context("connection info without fields")?.clone();
+        Ok(NetworkVolume::new(volume.volume_id, "rbd", fields).with_secrets(&self.secrets))
+    }
+
+    /// Expands a volume to twice its size.
+    async fn expand(&self, handle: &str) -> Result<()> {
+        let request = ControllerExpandVolumeRequest {
+            volume_id: handle.to_owned(),
+            capacity_range: Some(CapacityRange { required_bytes: 2 * SIZE, limit_bytes: 0 }),
+            ..ControllerExpandVolumeRequest::default()
+        };
+        self.client().await?.controller_expand_volume(request).await?;
+        Ok(())
+    }
+
+    /// Unpublishes and deletes a volume.
+    async fn delete(&self, handle: &str) -> Result<()> {
+        let mut client = self.client().await?;
+        let request = ControllerUnpublishVolumeRequest {
+            volume_id: handle.to_owned(),
+            node_id: NODE.to_owned(),
+            ..ControllerUnpublishVolumeRequest::default()
+        };
+        client.controller_unpublish_volume(request).await?;
+        let request = DeleteVolumeRequest { volume_id: handle.to_owned(), ..DeleteVolumeRequest::default() };
+        client.delete_volume(request).await?;
+        Ok(())
+    }
+}
+
+/// A volume carries data, grows while it is used, and has its data after it is staged again. `fs_type` is empty for
+/// a raw volume.
+async fn carry_data(node: &MachineNode<'_>, driver: &Driver<'_>, name: &str, fs_type: &str) -> Result<()> {
+    let volume = driver.create(name).await?;
+    let volume = if fs_type.is_empty() { volume.raw() } else { volume.mounted(fs_type, &[]) };
+    let target = volume.target_path();
+    let file = if fs_type.is_empty() { target.clone() } else { format!("{target}/data") };
+    node.attach(&volume).await?;
+    node.machine.shell(&format!("echo {name} | dd of={file} conv=fsync,notrunc 2>/dev/null")).await?;
+    driver.expand(&volume.name).await?;
+    let size = node.expand(&volume, 2 * SIZE).await?;
+    ensure!(size == 2 * SIZE, "the volume has {size} bytes: expected {}", 2 * SIZE);
+    node.detach(&volume).await?;
+    ensure_unmapped(node).await?;
+    node.attach(&volume).await?;
+    let data = node.machine.shell(&format!("head -c {} {file}", name.len())).await?;
+    ensure!(data == name, "the volume has other data: {data:?}");
+    node.detach(&volume).await?;
+    node.ensure_nothing_left(&volume.name).await?;
+    ensure_unmapped(node).await?;
+    driver.delete(&volume.name).await
+}
+
+/// Forged connection info, and secrets that Ceph rejects.
+async fn reject(node: &MachineNode<'_>, driver: &Driver<'_>) -> Result<()> {
+    let volume = driver.create("forged").await?;
+    let forged = |field: &str, value: &str| {
+        let mut fields = volume.fields().clone();
+        if let Some(fields) = fields.as_object_mut() {
+            fields.insert(field.to_owned(), Value::from(value));
+        }
+        NetworkVolume::new("forged", "rbd", fields).with_secrets(&driver.secrets)
+    };
+    let other = "00000000-0000-4000-8000-000000000000";
+    let rows: [(&str, NetworkVolume, Code, &[&str]); 8] = [
+        ("another monitor", forged("monitors", "10.99.0.2:6789"), Code::PermissionDenied, &["10.99.0.2"]),
+        ("another cluster", forged("cluster-fsid", other), Code::PermissionDenied, &[other]),
+        ("another pool", forged("pool", "other"), Code::PermissionDenied, &["other"]),
+        ("options in the pool", forged("pool", "rbd name=admin"), Code::InvalidArgument, &["pool"]),
+        ("a snapshot", forged("image", "image@snapshot"), Code::InvalidArgument, &["image"]),
+        ("another image", forged("image", "missing"), Code::Internal, &["missing"]),
+        (
+            "another image of this name",
+            forged("image-id", "10226b8b4567"),
+            Code::FailedPrecondition,
+            &["10226b8b4567"],
+        ),
+        (
+            "another key",
+            forged("pool", "rbd").with_secrets(&[
+                ("userID", "cofferdam-node"),
+                ("userKey", "AQAAAAAAAAAAABAAAAAAAAAAAAAAAAAAAAAAAA=="),
+            ]),
+            Code::Internal,
+            &["cofferdam-node"],
+        ),
+    ];
+    let mut wrong = Vec::new();
+    for (what, forged, code, texts) in rows {
+        let checked = async {
+            node.ensure_rejected(&forged, code, texts).await?;
+            ensure_unmapped(node).await
+        };
+        if let Err(error) = checked.await {
+            wrong.push(format!("{what}: {error:#}"));
+        }
+    }
+    ensure!(wrong.is_empty(), "{}", wrong.join("\n"));
+    driver.delete(&volume.name).await
+}
+
+/// Checks that no image is mapped.
+async fn ensure_unmapped(node: &MachineNode<'_>) -> Result<()> {
+    let mapped = node.machine.shell("ls /sys/bus/rbd/devices").await?;
+    ensure!(mapped.is_empty(), "mapped: {mapped}");
+    Ok(())
+}
