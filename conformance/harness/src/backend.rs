@@ -86,7 +86,10 @@ impl BackendFixture {
     /// If its files cannot be written.
     pub(crate) fn with_connection_info(run: &SuiteRun, kind: &str, fields: &str) -> Result<Self> {
         let settings = format!("connection-kind = {kind:?}\nconnection-fields = {fields:?}\n");
-        Self::new(run, "complete", cofferdam_test_guests::BROKEN, &settings, "", "")
+        // The driver imports `http`, and calls nothing without the setting `url`.
+        let origins =
+            format!("\n[[backend.{CONFIG_SECTION}.http.origins]]\norigin = \"http://127.0.0.1:9\"\n");
+        Self::new(run, "complete", cofferdam_test_guests::BROKEN, &settings, &origins, "")
     }
 
     fn new(
