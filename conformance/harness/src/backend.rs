@@ -79,16 +79,18 @@ impl BackendFixture {
         Self::new(run, "pool", cofferdam_carried::POOL, &settings, &extra_section, &policy)
     }
 
-    /// A driver with every ability, all of whose volumes have this connection info. Fields are `key=value`,
+    /// A driver with every ability on one node, all of whose volumes have this connection info. Fields are `key=value`,
     /// separated by blanks.
     ///
     /// # Errors
     /// If its files cannot be written.
-    pub(crate) fn with_connection_info(run: &SuiteRun, kind: &str, fields: &str) -> Result<Self> {
-        let settings = format!("connection-kind = {kind:?}\nconnection-fields = {fields:?}\n");
+    pub(crate) fn with_connection_info(run: &SuiteRun, node: &str, kind: &str, fields: &str) -> Result<Self> {
+        let settings =
+            format!("nodes = {node:?}\nconnection-kind = {kind:?}\nconnection-fields = {fields:?}\n");
         // The driver imports `http`, and calls nothing without the setting `url`.
-        let origins =
-            format!("\n[[backend.{CONFIG_SECTION}.http.origins]]\norigin = \"http://127.0.0.1:9\"\n");
+        let origins = format!(
+            "\n[[backend.{CONFIG_SECTION}.http.origins]]\norigin = \"http://127.0.0.1:9\"\naddresses = [\"127.0.0.1\"]\n"
+        );
         Self::new(run, "complete", cofferdam_test_guests::BROKEN, &settings, &origins, "")
     }
 

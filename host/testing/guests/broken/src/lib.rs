@@ -10,6 +10,7 @@
 //! | `secret` | name of a secret that a create requires (default: none) |
 //! | `url` | URL that a create calls at its end (default: none) |
 //! | `connection-kind` and `connection-fields` | connection info of all volumes; fields are `key=value`, separated by blanks (default: kind `none`) |
+//! | `nodes` | the nodes that exist, separated by blanks (default: every node) |
 //! | `undeletable` | part of the names of volumes and snapshots whose deletes fail (default: none) |
 //!
 //! This driver tests the conformance suite: each case must fail if its rule is broken.

@@ -45,6 +45,9 @@ fn publish_without_lock(wanted: &PublishRequest) -> Result<ConnectionInfo> {
 }
 
 fn publish(wanted: &PublishRequest) -> Result<ConnectionInfo> {
+    if settings::get("nodes").is_some_and(|nodes| !nodes.split(' ').any(|node| node == wanted.node)) {
+        return Err(StorageError::not_found(format!("there is no node {:?}", wanted.node)));
+    }
     let mut capability = request::format_capability(&wanted.capability)?;
     if wanted.read_only && !is_broken("features/publish-readonly") {
         capability.push_str(" read-only");
