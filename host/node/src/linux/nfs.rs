@@ -59,12 +59,14 @@ pub(super) fn mount(
 
 /// Calls the null procedure of a version of NFS.
 fn probe(server: SocketAddr, version: NfsVersion) -> std::result::Result<(), String> {
-    let text = |error: io::Error| match error.kind() {
-        io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut => {
+    let text = |error: io::Error| {
+        if matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut) {
             format!("no response within {PROBE_TIMEOUT:?}")
+        } else if error.kind() == io::ErrorKind::UnexpectedEof {
+            "it closed the connection".to_owned()
+        } else {
+            error.to_string()
         }
-        io::ErrorKind::UnexpectedEof => "it closed the connection".to_owned(),
-        _ => error.to_string(),
     };
     let mut stream = TcpStream::connect_timeout(&server, PROBE_TIMEOUT).map_err(text)?;
     stream.set_read_timeout(Some(PROBE_TIMEOUT)).map_err(text)?;
