@@ -171,7 +171,7 @@ fn is_swap(device: &Device) -> Result<bool> {
 
 /// Returns messages about mounts of a device's filesystem, and about those of its node, such as a raw block
 /// volume of another driver.
-fn mount_users(mounts: &[MountInfoEntry], device: &Device) -> Vec<String> {
+pub(super) fn mount_users(mounts: &[MountInfoEntry], device: &Device) -> Vec<String> {
     let node = format!("/{}", device.name);
     let mut users = Vec::new();
     for entry in mounts {
@@ -196,7 +196,7 @@ fn swap_paths() -> Result<Vec<OsString>> {
 }
 
 /// Parses `/proc/swaps`: a header, then one area per line, whose first field is a path with octal escapes.
-fn parse_swaps(table: &[u8]) -> Vec<OsString> {
+pub(super) fn parse_swaps(table: &[u8]) -> Vec<OsString> {
     let lines = table.split(|byte| *byte == b'\n').skip(1);
     let paths = lines.filter_map(|line| line.split(u8::is_ascii_whitespace).next());
     paths.filter(|path| !path.is_empty()).map(mountinfo::unescape).collect()
@@ -205,21 +205,26 @@ fn parse_swaps(table: &[u8]) -> Vec<OsString> {
 /// Probes the content of a device.
 pub(super) fn device_content(tools: &Tools, device: &Device) -> Result<DeviceContent> {
     let blkid_output = tools.run(Tool::Blkid, &["-p", "-o", "export", &device.to_string()])?;
-    let value = |key: &str| {
-        let lines = blkid_output.stdout.lines().filter_map(|line| line.split_once('='));
-        lines.filter(|(name, _)| *name == key).map(|(_, value)| value.to_owned()).next()
-    };
     match blkid_output.exit_code {
-        Some(0) => Ok(match (value("USAGE").as_deref(), value("TYPE"), value("PTTYPE")) {
-            (Some("filesystem"), Some(name), None) => DeviceContent::Filesystem(name),
-            (_, Some(name), _) => DeviceContent::Other(format!("{name:?}")),
-            (_, None, Some(table)) => DeviceContent::Other(format!("a partition table of type {table:?}")),
-            (_, None, None) => DeviceContent::Other("an unidentified signature".to_owned()),
-        }),
+        Some(0) => Ok(parse_signatures(&blkid_output.stdout)),
         Some(2) if is_blank(device)? => Ok(DeviceContent::Blank),
         Some(2) => Ok(DeviceContent::Unknown),
         Some(8) => Ok(DeviceContent::Other("several signatures".to_owned())),
         code => Err(failed_error(format_args!("blkid ended with {code:?}: {}", blkid_output.stderr))),
+    }
+}
+
+/// Parses the signatures that blkid has found: a line `KEY=value` for each property.
+pub(super) fn parse_signatures(output: &str) -> DeviceContent {
+    let value = |key: &str| {
+        let lines = output.lines().filter_map(|line| line.split_once('='));
+        lines.filter(|(name, _)| *name == key).map(|(_, value)| value.to_owned()).next()
+    };
+    match (value("USAGE").as_deref(), value("TYPE"), value("PTTYPE")) {
+        (Some("filesystem"), Some(name), None) => DeviceContent::Filesystem(name),
+        (_, Some(name), _) => DeviceContent::Other(format!("{name:?}")),
+        (_, None, Some(table)) => DeviceContent::Other(format!("a partition table of type {table:?}")),
+        (_, None, None) => DeviceContent::Other("an unidentified signature".to_owned()),
     }
 }
 
@@ -242,11 +247,33 @@ fn is_blank(device: &Device) -> Result<bool> {
 pub(super) fn loop_devices(tools: &Tools, file: FileId) -> Result<Vec<LoopDevice>> {
     let columns = "NAME,BACK-INO,BACK-MAJ:MIN,RO";
     let output = tools.run_checked(Tool::Losetup, &["--list", "--json", "--output", columns], &[0])?;
+    let mut found = Vec::new();
+    for ListedLoopDevice { path, read_only } in parse_loop_devices(&output, file)? {
+        let opened = open(&path, OFlags::PATH | OFlags::CLOEXEC, Mode::empty())
+            .map_err(|error| errno_error(&path, error))?;
+        let PathKind::Device(number) = paths::path_kind(&paths::stat(&path, opened)?) else {
+            return Err(MounterError::FailedPrecondition(format!("{path} is not a block device")));
+        };
+        found.push(LoopDevice { device: by_number(number)?, size: size(number)?, file_id: file, read_only });
+    }
+    Ok(found)
+}
+
+/// A loop device in the list of losetup.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct ListedLoopDevice {
+    /// Path of its node.
+    pub(super) path: String,
+    pub(super) read_only: bool,
+}
+
+/// Parses the list of losetup, and returns the loop devices of a file.
+pub(super) fn parse_loop_devices(output: &str, file: FileId) -> Result<Vec<ListedLoopDevice>> {
     if output.trim().is_empty() {
         return Ok(Vec::new());
     }
     let list: Value =
-        serde_json::from_str(&output).map_err(|error| failed_error(format_args!("losetup: {error}")))?;
+        serde_json::from_str(output).map_err(|error| failed_error(format_args!("losetup: {error}")))?;
     let all = list.get("loopdevices").and_then(Value::as_array).cloned().unwrap_or_default();
     let (major, minor) = file.device;
     let mut found = Vec::new();
@@ -257,17 +284,10 @@ pub(super) fn loop_devices(tools: &Tools, file: FileId) -> Result<Vec<LoopDevice
             Some(value) => value.to_string(),
             None => String::new(),
         };
-        if text("back-ino") != file.inode.to_string() || text("back-maj:min") != format!("{major}:{minor}") {
-            continue;
+        if text("back-ino") == file.inode.to_string() && text("back-maj:min") == format!("{major}:{minor}") {
+            let read_only = matches!(text("ro").as_str(), "true" | "1");
+            found.push(ListedLoopDevice { path: text("name"), read_only });
         }
-        let path = text("name");
-        let opened = open(&path, OFlags::PATH | OFlags::CLOEXEC, Mode::empty())
-            .map_err(|error| errno_error(&path, error))?;
-        let PathKind::Device(number) = paths::path_kind(&paths::stat(&path, opened)?) else {
-            return Err(MounterError::FailedPrecondition(format!("{path} is not a block device")));
-        };
-        let read_only = matches!(text("ro").as_str(), "true" | "1");
-        found.push(LoopDevice { device: by_number(number)?, size: size(number)?, file_id: file, read_only });
     }
     Ok(found)
 }
@@ -319,6 +339,24 @@ mod tests {
         for (entry, expected) in table {
             assert_eq!(mount_users(&[entry], &device).first().map(String::as_str), expected);
         }
+    }
+
+    #[test]
+    fn loop_devices_are_matched_by_the_file_behind_them() {
+        let file = FileId { device: (8, 1), inode: 12 };
+        let parse = |output: &str| parse_loop_devices(output, file);
+        let found = |path: &str, read_only| ListedLoopDevice { path: path.to_owned(), read_only };
+        // util-linux 2.38 writes numbers and booleans, 2.32 writes texts.
+        let output = r#"{"loopdevices": [
+            {"name":"/dev/loop0", "back-ino":12, "back-maj:min":"8:1", "ro":true},
+            {"name":"/dev/loop1", "back-ino":"     12", "back-maj:min":"  8:1", "ro":"0"},
+            {"name":"/dev/loop2", "back-ino":13, "back-maj:min":"8:1", "ro":true},
+            {"name":"/dev/loop3", "back-ino":12, "back-maj:min":"8:17", "ro":true},
+            {"name":"/dev/loop4", "back-ino":null, "back-maj:min":null, "ro":false}
+        ]}"#;
+        assert_eq!(parse(output), Ok(vec![found("/dev/loop0", true), found("/dev/loop1", false)]));
+        assert_eq!(parse("\n"), Ok(Vec::new()), "no loop device");
+        assert_eq!(parse(r#"{"loopdevices":[]}"#), Ok(Vec::new()));
     }
 
     #[test]

@@ -10,6 +10,7 @@ mod nvme;
 mod paths;
 mod rbd;
 mod records;
+mod sysfs;
 mod tools;
 
 use std::{

@@ -48,7 +48,8 @@ impl MountTable {
         Ok(Self::parse(&bytes))
     }
 
-    fn parse(bytes: &[u8]) -> Self {
+    /// Parses a table.
+    pub(super) fn parse(bytes: &[u8]) -> Self {
         let mut table = Self::default();
         for line in bytes.split(|byte| *byte == b'\n').filter(|line| !line.is_empty()) {
             match parse_line(line) {

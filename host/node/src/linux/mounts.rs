@@ -2,7 +2,7 @@
 //! which take paths, use `/proc/self/fd`. The target is opened below its kubelet root without following
 //! symbolic links; for an unmount, the target's parent directory is.
 
-use std::{borrow::Cow, os::unix::ffi::OsStrExt as _};
+use std::{borrow::Cow, ffi::OsStr, os::unix::ffi::OsStrExt as _};
 
 use rustix::{
     fd::OwnedFd,
@@ -95,11 +95,16 @@ fn kernel_error(context: &OwnedFd, operation: &str, error: Errno) -> MounterErro
     let mut buffer = [0_u8; 512];
     while let Ok(length) = rustix::io::read(context, &mut buffer) {
         let Some(line) = buffer.get(..length).filter(|line| !line.is_empty()) else { break };
-        let line = String::from_utf8_lossy(line);
-        messages.push(line.trim_start_matches(['e', 'w', 'i', ' ']).trim().to_owned());
+        messages.push(kernel_message(line));
     }
     messages.push(error.to_string());
     MounterError::Failed(format!("{operation}: {}", messages.join(": ")))
+}
+
+/// Returns a message of a filesystem context without its level: `e`, `w` or `i`.
+pub(super) fn kernel_message(line: &[u8]) -> String {
+    let line = String::from_utf8_lossy(line);
+    line.trim_start_matches(['e', 'w', 'i', ' ']).trim().to_owned()
 }
 
 fn move_mount_to(tree: &OwnedFd, path: &KubeletPath) -> Result<()> {
@@ -154,12 +159,18 @@ pub(super) fn unmount(kubelet_path: &KubeletPath) -> Result<()> {
 /// filesystem as the path's top mount. Paths outside the root are ignored: the kubelet root itself may be
 /// mounted elsewhere.
 pub(super) fn mount_refs(path: &KubeletPath) -> Result<Vec<String>> {
-    let mount_path = paths::canonical_path(path)?;
+    find_mount_refs(&MountTable::read()?, &paths::canonical_path(path)?, path.relative_path().as_str())
+}
+
+/// As [`mount_refs`], of a mount path that ends with its path below the kubelet root.
+pub(super) fn find_mount_refs(
+    table: &MountTable,
+    mount_path: &OsStr,
+    relative_path: &str,
+) -> Result<Vec<String>> {
     let mount_path_bytes = mount_path.as_bytes();
-    let relative_path = path.relative_path().as_str().as_bytes();
-    let root = mount_path_bytes.strip_suffix(relative_path).unwrap_or(mount_path_bytes);
-    let table = MountTable::read()?;
-    let Some(top) = table.at(&mount_path)?.pop() else { return Ok(Vec::new()) };
+    let root = mount_path_bytes.strip_suffix(relative_path.as_bytes()).unwrap_or(mount_path_bytes);
+    let Some(top) = table.at(mount_path)?.pop() else { return Ok(Vec::new()) };
     // The root of every NFS mount is shown as /, so mounts of one superblock differ in their sources only.
     let is_same_source =
         |entry: &MountInfoEntry| !top.mount.is_nfs() || entry.mount.source == top.mount.source;

@@ -11,7 +11,11 @@ use std::{
 
 use rustix::io::Errno;
 
-use super::{devices::parse_number, paths::Result};
+use super::{
+    devices::parse_number,
+    paths::Result,
+    sysfs::{is_missing, read_attribute},
+};
 use crate::{
     block_device::Device,
     error::MounterError,
@@ -36,21 +40,6 @@ const SIZE_WAIT: (Duration, Duration) = (Duration::from_secs(5), Duration::from_
 
 fn failed<T>(message: String) -> Result<T> {
     Err(MounterError::Failed(message))
-}
-
-/// Reads an attribute of sysfs; `None` if it does not exist, or no longer.
-fn read_attribute(directory: &Path, name: &str) -> Result<Option<String>> {
-    let path = directory.join(name);
-    match fs::read_to_string(&path) {
-        Ok(text) => Ok(Some(text.trim().to_owned())),
-        Err(error) if is_missing(&error) => Ok(None),
-        Err(error) => failed(format!("{}: {error}", path.display())),
-    }
-}
-
-/// Returns true if the error of an attribute says that its object does not exist.
-fn is_missing(error: &io::Error) -> bool {
-    error.kind() == io::ErrorKind::NotFound || error.raw_os_error() == Some(Errno::NODEV.raw_os_error())
 }
 
 /// Returns the names in a directory of sysfs; none if it does not exist.
@@ -79,7 +68,15 @@ pub(super) fn controllers(sysfs: &Path, host: Option<&NvmeHost>) -> Result<Vec<N
 
 fn controller(sysfs: &Path, name: &str, host: Option<&NvmeHost>) -> Result<Option<NvmeController>> {
     let directory = sysfs.join("class/nvme").join(name);
-    let attribute = |name| read_attribute(&directory, name);
+    parse_controller(name, host, |attribute| read_attribute(&directory, attribute))
+}
+
+/// Parses the attributes of a controller, which a function reads; `None` if its transport is not TCP.
+pub(super) fn parse_controller(
+    name: &str,
+    host: Option<&NvmeHost>,
+    attribute: impl Fn(&str) -> Result<Option<String>>,
+) -> Result<Option<NvmeController>> {
     if attribute("transport")?.as_deref() != Some("tcp") {
         return Ok(None);
     }
@@ -100,7 +97,7 @@ fn controller(sysfs: &Path, name: &str, host: Option<&NvmeHost>) -> Result<Optio
 
 /// Returns true for the name of a namespace's disk, such as `nvme0n1`. Partitions (`nvme0n1p1`) and the
 /// hidden paths of multipath (`nvme0c1n1`) have other names.
-fn is_disk_name(name: &str) -> bool {
+pub(super) fn is_disk_name(name: &str) -> bool {
     let numbers = name.strip_prefix("nvme").and_then(|rest| rest.split_once('n'));
     let is_number = |text: &str| !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
     numbers.is_some_and(|(one, other)| is_number(one) && is_number(other))
@@ -119,7 +116,14 @@ pub(super) fn disks(sysfs: &Path) -> Result<Vec<NvmeDisk>> {
 
 fn disk(sysfs: &Path, name: &str) -> Result<Option<NvmeDisk>> {
     let directory = sysfs.join("class/block").join(name);
-    let attribute = |name| read_attribute(&directory, name);
+    parse_disk(name, |attribute| read_attribute(&directory, attribute))
+}
+
+/// Parses the attributes of a disk, which a function reads.
+pub(super) fn parse_disk(
+    name: &str,
+    attribute: impl Fn(&str) -> Result<Option<String>>,
+) -> Result<Option<NvmeDisk>> {
     // The parent is the subsystem, or without multipath the controller: both have the name of the subsystem.
     let (Some(number), Some(sectors), Some(nqn)) =
         (attribute("dev")?, attribute("size")?, attribute("device/subsysnqn")?)
@@ -195,7 +199,12 @@ fn read_instance(fabrics: &mut File) -> Result<()> {
     let mut result = [0; 64];
     let length =
         fabrics.read(&mut result).map_err(|error| MounterError::Failed(format!("{FABRICS}: {error}")))?;
-    let text = String::from_utf8_lossy(result.get(..length).unwrap_or_default()).into_owned();
+    check_instance(result.get(..length).unwrap_or_default())
+}
+
+/// Checks the result of a connection.
+pub(super) fn check_instance(result: &[u8]) -> Result<()> {
+    let text = String::from_utf8_lossy(result);
     if text.starts_with("instance=") {
         Ok(())
     } else {

@@ -11,7 +11,10 @@ use std::{
 use keyutils::{Key, KeyType, Keyring, SpecialKeyring};
 use rustix::io::Errno;
 
-use super::paths::Result;
+use super::{
+    paths::Result,
+    sysfs::{is_missing, read_attribute},
+};
 use crate::{
     block_device::Device,
     error::MounterError,
@@ -145,6 +148,14 @@ pub(super) fn devices(bus: &Path) -> Result<Vec<RbdDevice>> {
 }
 
 fn device(directory: &Path, id: &str) -> Result<Option<RbdDevice>> {
+    parse_device(id, |attribute| read_attribute(directory, attribute))
+}
+
+/// Parses the attributes of a mapped image, which a function reads.
+pub(super) fn parse_device(
+    id: &str,
+    attribute: impl Fn(&str) -> Result<Option<String>>,
+) -> Result<Option<RbdDevice>> {
     let mut values = Vec::new();
     for name in [
         "major",
@@ -158,12 +169,8 @@ fn device(directory: &Path, id: &str) -> Result<Option<RbdDevice>> {
         "image_id",
         "current_snap",
     ] {
-        let path = directory.join(name);
-        match fs::read_to_string(&path) {
-            Ok(text) => values.push(text.trim().to_owned()),
-            Err(error) if is_missing(&error) => return Ok(None),
-            Err(error) => return failed(format!("{}: {error}", path.display())),
-        }
+        let Some(text) = attribute(name)? else { return Ok(None) };
+        values.push(text);
     }
     let Ok([major, minor, size, command, cluster_fsid, pool, namespace, image, image_id, snapshot]) =
         <[String; 10]>::try_from(values)
@@ -185,11 +192,6 @@ fn device(directory: &Path, id: &str) -> Result<Option<RbdDevice>> {
         image_id,
         snapshot,
     }))
-}
-
-/// Returns true if the error of an attribute says that its device does not exist.
-fn is_missing(error: &io::Error) -> bool {
-    error.kind() == io::ErrorKind::NotFound || error.raw_os_error() == Some(Errno::NODEV.raw_os_error())
 }
 
 /// Unmaps a device. Succeeds if it does not exist.

@@ -23,6 +23,27 @@ const RECORD_EXTENSION: &str = "json";
 /// Extension of a record that is being saved.
 const UNSAVED_EXTENSION: &str = "new";
 
+/// Decodes the record in a file.
+pub(super) fn decode(path: &Path, text: &str) -> Result<VolumeRecord> {
+    serde_json::from_str(text)
+        .map_err(|error| MounterError::Failed(format!("record {}: {error}", path.display())))
+}
+
+/// Encodes a record.
+///
+/// # Errors
+/// [`MounterError::FailedPrecondition`] if it has more than [`MAX_RECORD_BYTES`].
+pub(super) fn encode(record: &VolumeRecord) -> Result<Vec<u8>> {
+    let text = serde_json::to_vec(record).map_err(|error| MounterError::Failed(error.to_string()))?;
+    if text.len() > MAX_RECORD_BYTES {
+        return Err(MounterError::FailedPrecondition(format!(
+            "the record of a volume would have {} bytes: expected at most {MAX_RECORD_BYTES}",
+            text.len()
+        )));
+    }
+    Ok(text)
+}
+
 /// A directory of records, locked by this process.
 #[derive(Debug)]
 pub(super) struct RecordStore {
@@ -67,7 +88,7 @@ impl RecordStore {
         file.take(MAX_RECORD_BYTES as u64)
             .read_to_string(&mut text)
             .map_err(|error| fail(error.to_string()))?;
-        serde_json::from_str(&text).map(Some).map_err(|error| fail(error.to_string()))
+        decode(path, &text).map(Some)
     }
 
     pub(super) fn get(&self, volume: &str) -> Result<Option<VolumeRecord>> {
@@ -92,13 +113,7 @@ impl RecordStore {
 
     pub(super) fn save(&self, record: &VolumeRecord) -> Result<()> {
         let fail = |error: io::Error| MounterError::Failed(format!("the record of a volume: {error}"));
-        let text = serde_json::to_vec(record).map_err(|error| MounterError::Failed(error.to_string()))?;
-        if text.len() > MAX_RECORD_BYTES {
-            return Err(MounterError::FailedPrecondition(format!(
-                "the record of a volume would have {} bytes: expected at most {MAX_RECORD_BYTES}",
-                text.len()
-            )));
-        }
+        let text = encode(record)?;
         let (path, new) = (
             self.record_path(&record.volume, RECORD_EXTENSION),
             self.record_path(&record.volume, UNSAVED_EXTENSION),

@@ -23,7 +23,7 @@ use crate::{connection::ConnectionKind, error::MounterError, filesystem::Filesys
 
 const TOOL_DIRECTORIES: [&str; 4] = ["/usr/sbin", "/sbin", "/usr/bin", "/bin"];
 /// Maximum length of the standard error that an error message includes, in characters.
-const MAX_STDERR_BYTES: usize = 512;
+const MAX_STDERR_CHARS: usize = 512;
 /// Largest output of a tool, in bytes of each stream.
 const MAX_OUTPUT_BYTES: u64 = 1 << 20;
 /// Longest wait for the end of a tool's output after its own end.
@@ -127,14 +127,10 @@ impl Tools {
         command.args(arguments).env_clear().env("PATH", TOOL_DIRECTORIES.join(":")).env("LC_ALL", "C");
         let output =
             run_limited(&mut command, tool.time_limit()).map_err(|error| tool_error(error.to_string()))?;
-        let stderr = String::from_utf8_lossy(&output.stderr);
-        let stderr = stderr.split_whitespace().collect::<Vec<_>>().join(" ");
-        let stderr: String =
-            stderr.chars().rev().take(MAX_STDERR_BYTES).collect::<Vec<_>>().into_iter().rev().collect();
         Ok(ToolOutput {
             exit_code: output.status.code(),
             stdout: String::from_utf8_lossy(&output.stdout).into_owned(),
-            stderr,
+            stderr: end_of_stderr(&output.stderr),
         })
     }
 
@@ -152,6 +148,14 @@ impl Tools {
         let outcome = output.exit_code.map_or("was killed".to_owned(), |code| format!("ended with {code}"));
         Err(MounterError::Failed(format!("{} {outcome}: {}", tool.name(), output.stderr)))
     }
+}
+
+/// Returns the end of a tool's standard error, on one line.
+pub(super) fn end_of_stderr(stderr: &[u8]) -> String {
+    let text = String::from_utf8_lossy(stderr);
+    let line = text.split_whitespace().collect::<Vec<_>>().join(" ");
+    let length = line.chars().count();
+    line.chars().skip(length.saturating_sub(MAX_STDERR_CHARS)).collect()
 }
 
 /// The end of a process, and the beginning of its output.
