@@ -115,12 +115,28 @@ pub(super) fn unescape(field: &[u8]) -> OsString {
     let mut bytes = Vec::with_capacity(field.len());
     let mut rest = field;
     while let Some((first, after)) = rest.split_first() {
-        let octal = after.get(..3).and_then(|digits| std::str::from_utf8(digits).ok());
-        let byte = octal.filter(|_| *first == b'\\').and_then(|digits| u8::from_str_radix(digits, 8).ok());
-        bytes.push(byte.unwrap_or(*first));
-        rest = if byte.is_some() { after.get(3..).unwrap_or_default() } else { after };
+        match after.split_first_chunk::<3>() {
+            Some((digits, after))
+                if *first == b'\\'
+                    && let Some(byte) = octal_byte(*digits) =>
+            {
+                bytes.push(byte);
+                rest = after;
+            }
+            Some(_) | None => {
+                bytes.push(*first);
+                rest = after;
+            }
+        }
     }
     OsString::from_vec(bytes)
+}
+
+/// Parses a byte of three octal digits.
+fn octal_byte(digits: [u8; 3]) -> Option<u8> {
+    let digit = |digit: u8| matches!(digit, b'0'..=b'7').then(|| u32::from(digit - b'0'));
+    let [high, middle, low] = digits;
+    u8::try_from((digit(high)? << 6) | (digit(middle)? << 3) | digit(low)?).ok()
 }
 
 #[cfg(test)]
@@ -149,6 +165,7 @@ mod tests {
             assert_eq!(parse_line(bad.as_bytes()), None, "{bad}");
         }
         assert_eq!(unescape(br"a\134b\0"), r"a\b\0");
+        assert_eq!(unescape(br"\+12\-01\777"), r"\+12\-01\777", "no octal escapes of a byte");
     }
 
     #[test]
