@@ -104,7 +104,8 @@ fn kernel_error(context: &OwnedFd, operation: &str, error: Errno) -> MounterErro
 /// Returns a message of a filesystem context without its level: `e`, `w` or `i`.
 pub(super) fn kernel_message(line: &[u8]) -> String {
     let line = String::from_utf8_lossy(line);
-    line.trim_start_matches(['e', 'w', 'i', ' ']).trim().to_owned()
+    let message = ["e ", "w ", "i "].iter().find_map(|level| line.strip_prefix(level));
+    message.unwrap_or(&line).trim().to_owned()
 }
 
 fn move_mount_to(tree: &OwnedFd, path: &KubeletPath) -> Result<()> {
@@ -183,4 +184,22 @@ pub(super) fn find_mount_refs(
     };
     let paths = table.entries().iter().filter(same).map(|entry| entry.mount_path.to_string_lossy());
     Ok(paths.map(Cow::into_owned).collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn messages_of_the_kernel_lose_their_level_only() {
+        for (line, expected) in [
+            ("e tmpfs: Bad value for 'size'\n", "tmpfs: Bad value for 'size'"),
+            ("w erofs: weird", "erofs: weird"),
+            ("i iso9660: input", "iso9660: input"),
+            ("without a level", "without a level"),
+            ("e", "e"),
+        ] {
+            assert_eq!(kernel_message(line.as_bytes()), expected);
+        }
+    }
 }
