@@ -7,7 +7,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use cofferdam_domain::names;
+use cofferdam_domain::{names, text::printable};
 use rustix::fs::{FlockOperation, flock};
 
 use super::{error::MounterSetupError, paths::Result};
@@ -25,8 +25,11 @@ const UNSAVED_EXTENSION: &str = "new";
 
 /// Decodes the record in a file.
 pub(super) fn decode(path: &Path, text: &str) -> Result<VolumeRecord> {
-    serde_json::from_str(text)
-        .map_err(|error| MounterError::Failed(format!("record {}: {error}", path.display())))
+    serde_json::from_str(text).map_err(|error| {
+        // The error quotes texts of the record.
+        let problem = printable(&error.to_string());
+        MounterError::Failed(format!("record {}: {problem}", path.display()))
+    })
 }
 
 /// Encodes a record.
@@ -182,6 +185,10 @@ mod tests {
         let broken = records.record_path("broken", RECORD_EXTENSION);
         fs::write(&broken, "{").unwrap();
         assert!(records.get("broken").is_err());
+        let text = serde_json::to_string(&record("x", true)).unwrap();
+        let text = text.replace(r#""block""#, r#""block\n\u001b[2J""#);
+        let unknown_variant = decode(&broken, &text).unwrap_err().to_string();
+        assert!(!unknown_variant.contains(char::is_control), "{unknown_variant:?}");
         let all = records.list().unwrap();
         assert_eq!(all.readable, [record(other, false)]);
         let problem = all.all_or_error().unwrap_err().to_string();
