@@ -343,6 +343,9 @@ mod tests {
         let other = NvmeController { name: "nvme2".to_owned(), is_own: false, ..one.clone() };
         assert_eq!(found, [one.clone(), other]);
         assert!(controllers(sysfs, None).unwrap().iter().all(|controller| !controller.is_own));
+        // A subsystem responds with its own name, of any bytes.
+        fs::write(sysfs.join("class/nvme/nvme2/subsysnqn"), b"nqn.\xff\n").unwrap();
+        assert_eq!(controllers(sysfs, Some(&host())).unwrap()[0], one);
 
         // Only the same controller is disconnected.
         let deleted = || fs::read_to_string(sysfs.join("class/nvme/nvme1/delete_controller")).unwrap();
@@ -378,6 +381,18 @@ mod tests {
             uuid: None,
         };
         assert_eq!(disks(sysfs), Ok(vec![disk.clone()]));
+        // A subsystem responds with its own name, of any bytes.
+        for (attribute, text) in [
+            ("dev", b"259:9\n".as_slice()),
+            ("size", b"8\n"),
+            ("nguid", b"22222222-2222-2222-2222-222222222222\n"),
+            ("device/subsysnqn", b"nqn.\xff\n"),
+        ] {
+            write(sysfs, &format!("class/block/nvme1n1/{attribute}"), "");
+            fs::write(sysfs.join("class/block/nvme1n1").join(attribute), text).unwrap();
+        }
+        assert_eq!(disks(sysfs).unwrap()[0], disk);
+        fs::remove_dir_all(sysfs.join("class/block/nvme1n1")).unwrap();
         let awaited = NvmeNamespace::parse("10.0.0.5", NQN, Some(&"1".repeat(32)), None).unwrap();
         assert_eq!(wait_for_disk(sysfs, Some(&awaited)), Ok(vec![disk.clone()]));
 

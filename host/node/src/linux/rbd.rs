@@ -310,6 +310,19 @@ mod tests {
         assert_eq!((device.device.to_string().as_str(), device.device.number), ("/dev/rbd3", (252, 48)));
         assert_eq!((device.monitors.as_str(), device.size), ("10.0.0.5:6789", 1 << 20));
         assert_eq!(crate::rbd::select_device(&found, &image("10.0.0.5", None)), Ok(Some(device)));
+        // Another cluster chooses the names and ids of its images, of any bytes.
+        fs::create_dir(bus.join("devices/4")).unwrap();
+        for entry in fs::read_dir(&directory).unwrap() {
+            let path = entry.unwrap().path();
+            fs::copy(&path, bus.join("devices/4").join(path.file_name().unwrap())).unwrap();
+        }
+        fs::write(bus.join("devices/4/image_id"), b"11ab\xff\n").unwrap();
+        assert_eq!(devices(bus).map(|all| all.len()), Ok(2));
+        assert_eq!(
+            crate::rbd::select_device(&devices(bus).unwrap(), &image("10.0.0.5", None)),
+            Ok(Some(device))
+        );
+        fs::remove_dir_all(bus.join("devices/4")).unwrap();
 
         thread::scope(|scope| {
             scope.spawn(|| {

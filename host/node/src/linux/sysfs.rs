@@ -10,11 +10,17 @@ use crate::error::MounterError;
 /// Reads an attribute without the white space around it; `None` if it does not exist, or no longer.
 pub(super) fn read_attribute(directory: &Path, name: &str) -> Result<Option<String>> {
     let path = directory.join(name);
-    match fs::read_to_string(&path) {
-        Ok(text) => Ok(Some(text.trim().to_owned())),
+    match fs::read(&path) {
+        Ok(content) => Ok(Some(attribute_text(&content))),
         Err(error) if is_missing(&error) => Ok(None),
         Err(error) => Err(MounterError::Failed(format!("{}: {error}", path.display()))),
     }
+}
+
+/// Returns the text of an attribute. NVMe subsystems and Ceph clusters choose some texts, of any bytes: one that is
+/// not UTF-8 must not fail the list of all devices. It gets U+FFFD, which no valid name has.
+pub(super) fn attribute_text(content: &[u8]) -> String {
+    String::from_utf8_lossy(content).trim().to_owned()
 }
 
 /// Returns true if the error of an attribute says that its device does not exist.
