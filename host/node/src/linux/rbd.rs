@@ -322,6 +322,14 @@ mod tests {
             crate::rbd::select_device(&devices(bus).unwrap(), &image("10.0.0.5", None)),
             Ok(Some(device))
         );
+        // White space is a part of a name.
+        for (attribute, text) in [("image_id", "11ab\n"), ("pool", "p \n")] {
+            fs::write(bus.join("devices/4").join(attribute), text).unwrap();
+        }
+        assert_eq!(
+            crate::rbd::select_device(&devices(bus).unwrap(), &image("10.0.0.5", None)),
+            Ok(Some(device))
+        );
         fs::remove_dir_all(bus.join("devices/4")).unwrap();
 
         thread::scope(|scope| {

@@ -7,7 +7,7 @@ use rustix::io::Errno;
 use super::paths::Result;
 use crate::error::MounterError;
 
-/// Reads an attribute without the white space around it; `None` if it does not exist, or no longer.
+/// Reads an attribute without the line feed at its end; `None` if it does not exist, or no longer.
 pub(super) fn read_attribute(directory: &Path, name: &str) -> Result<Option<String>> {
     let path = directory.join(name);
     match fs::read(&path) {
@@ -18,9 +18,10 @@ pub(super) fn read_attribute(directory: &Path, name: &str) -> Result<Option<Stri
 }
 
 /// Returns the text of an attribute. NVMe subsystems and Ceph clusters choose some texts, of any bytes: one that is
-/// not UTF-8 must not fail the list of all devices. It gets U+FFFD, which no valid name has.
+/// not UTF-8 must not fail the list of all devices. It gets U+FFFD, which no valid name has. White space before the
+/// kernel's line feed is a part of the text.
 pub(super) fn attribute_text(content: &[u8]) -> String {
-    String::from_utf8_lossy(content).trim().to_owned()
+    String::from_utf8_lossy(content.strip_suffix(b"\n").unwrap_or(content)).into_owned()
 }
 
 /// Returns true if the error of an attribute says that its device does not exist.
