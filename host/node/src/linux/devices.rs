@@ -274,7 +274,9 @@ pub(super) fn parse_loop_devices(output: &str, file: FileId) -> Result<Vec<Liste
     }
     let list: Value =
         serde_json::from_str(output).map_err(|error| failed_error(format_args!("losetup: {error}")))?;
-    let all = list.get("loopdevices").and_then(Value::as_array).cloned().unwrap_or_default();
+    // Without the list, the devices of a file would be attached again, and never detached.
+    let all = list.get("loopdevices").and_then(Value::as_array);
+    let all = all.ok_or_else(|| failed_error("losetup: its output has no list of loop devices"))?;
     let (major, minor) = file.device;
     let mut found = Vec::new();
     for entry in all {
@@ -357,6 +359,9 @@ mod tests {
         assert_eq!(parse(output), Ok(vec![found("/dev/loop0", true), found("/dev/loop1", false)]));
         assert_eq!(parse("\n"), Ok(Vec::new()), "no loop device");
         assert_eq!(parse(r#"{"loopdevices":[]}"#), Ok(Vec::new()));
+        for bad in ["[]", "{}", r#"{"loopdevices":null}"#, "losetup"] {
+            assert!(parse(bad).unwrap_err().to_string().starts_with("losetup: "), "{bad}");
+        }
     }
 
     #[test]
