@@ -198,7 +198,8 @@ fn swap_paths() -> Result<Vec<OsString>> {
 /// Parses `/proc/swaps`: a header, then one area per line, whose first field is a path with octal escapes.
 pub(super) fn parse_swaps(table: &[u8]) -> Vec<OsString> {
     let lines = table.split(|byte| *byte == b'\n').skip(1);
-    let paths = lines.filter_map(|line| line.split(u8::is_ascii_whitespace).next());
+    // The kernel escapes these two and line feeds in a path, and no other white space.
+    let paths = lines.filter_map(|line| line.split(|byte| matches!(byte, b' ' | b'\t')).next());
     paths.filter(|path| !path.is_empty()).map(mountinfo::unescape).collect()
 }
 
@@ -367,12 +368,12 @@ mod tests {
     #[test]
     fn swap_paths_are_parsed_as_bytes() {
         let table = b"Filename\t\t\t\tType\t\tSize\t\tUsed\t\tPriority\n\
-            /swap\xff                                   file\t\t1024\t\t0\t\t-2\n\
+            /swap\xff\r\x0c                                 file\t\t1024\t\t0\t\t-2\n\
             /my\\040swap\\040(deleted)                     file\t\t1024\t\t0\t\t-3\n\
             /dev/sda2                               partition\t1024\t\t0\t\t-4\n";
         let paths = parse_swaps(table);
         let paths: Vec<&[u8]> = paths.iter().map(|path| path.as_bytes()).collect();
-        assert_eq!(paths, [&b"/swap\xff"[..], b"/my swap (deleted)", b"/dev/sda2"]);
+        assert_eq!(paths, [&b"/swap\xff\r\x0c"[..], b"/my swap (deleted)", b"/dev/sda2"]);
         assert!(parse_swaps(b"").is_empty());
         assert!(swap_paths().is_ok());
     }
