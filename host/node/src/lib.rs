@@ -42,6 +42,8 @@ pub use driver_client::{DriverClient, ProbeError};
 pub use error::{MounterError, NodeError};
 pub use file::{FileId, PathKind};
 pub use filesystem::{Filesystem, FilesystemUsage};
+#[cfg(all(feature = "fuzzing", target_os = "linux"))]
+pub use linux::fuzzing;
 #[cfg(target_os = "linux")]
 pub use linux::{LinuxMounter, MounterSetupError};
 pub use liveness::LivenessProbe;

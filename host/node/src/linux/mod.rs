@@ -2,6 +2,8 @@
 
 mod devices;
 mod error;
+#[cfg(feature = "fuzzing")]
+pub mod fuzzing;
 mod mount_group;
 mod mountinfo;
 mod mounts;

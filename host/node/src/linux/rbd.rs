@@ -80,7 +80,7 @@ fn key_name(user: &CephUser) -> String {
 
 /// The command that maps an image. It has the name of the key, and not the key: sysfs shows the command to
 /// administrators.
-fn map_command(image: &RbdImage, user: &CephUser) -> String {
+pub(super) fn map_command(image: &RbdImage, user: &CephUser) -> String {
     let mut options =
         format!("name={},key={},mount_timeout={MOUNT_TIMEOUT_SECONDS}", user.name, key_name(user));
     if image.is_messenger_v2() {
