@@ -169,7 +169,7 @@ bench: toolchain ## measure: calls into the sandbox, neighbours, claims per seco
 
 # What a run finds stays in target/fuzz; an input that breaks a property is written to host/testing/fuzz/fuzz/artifacts. Without a
 # sanitizer, the stable toolchain suffices: no crate has unsafe code of its own.
-FUZZ_TARGETS := component connection_info http origins values
+FUZZ_TARGETS := component connection_info http node node_record origins values
 FUZZ_SECONDS ?= 600
 FUZZ_FLAGS := --fuzz-dir host/testing/fuzz/fuzz --target-dir $(CURDIR)/target/fuzz --sanitizer none
 

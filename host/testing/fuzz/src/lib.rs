@@ -1,4 +1,5 @@
-//! Fuzz targets: the inputs that drivers, their vendors and storage arrays control.
+//! Fuzz targets: the inputs that drivers, their vendors and storage arrays control, and those that a node reads
+//! from its kernel, its tools and its disk.
 //!
 //! A target is a function that reads an input and asserts properties of what the host makes of it, such as
 //! that an allowed URL has the granted host. libFuzzer calls it through a program in `fuzz/`, which is not in
@@ -10,12 +11,16 @@ mod component;
 mod connection_info;
 mod http;
 mod message;
+mod node;
+mod node_record;
 mod origins;
 mod values;
 
 pub use component::component;
 pub use connection_info::connection_info;
 pub use http::http;
+pub use node::node;
+pub use node_record::node_record;
 pub use origins::origins;
 pub use values::values;
 
@@ -23,10 +28,12 @@ pub use values::values;
 pub type Target = fn(&[u8]);
 
 /// All targets by name: the name of the corpus' directory and of the program.
-pub const TARGETS: [(&str, Target); 5] = [
+pub const TARGETS: [(&str, Target); 7] = [
     ("component", component),
     ("connection_info", connection_info),
     ("http", http),
+    ("node", node),
+    ("node_record", node_record),
     ("origins", origins),
     ("values", values),
 ];
