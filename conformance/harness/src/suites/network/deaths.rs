@@ -52,7 +52,7 @@ pub(in crate::suites) async fn play(
 ) -> Result<Vec<String>> {
     let mut deaths = Vec::new();
     while deaths.len() < count {
-        let fatal = KubeletCall::ALL[rng.usize(0..KubeletCall::ALL.len())];
+        let fatal = rng.choice(KubeletCall::ALL).context("no call")?;
         let number = rng.u32(1..=MAX_EFFECTS);
         let repeats = rng.bool();
         let then = if repeats { "repeated" } else { "removed" };

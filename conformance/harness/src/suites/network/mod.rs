@@ -64,8 +64,17 @@ pub(super) async fn run(run: &SuiteRun) -> Result<()> {
     }
     let away = [nfs::server_volumes(AWAY), nvme::server_volumes(nvme::AWAY_TARGET)];
     let meanwhile = [nfs::meanwhile(), nvme::meanwhile()];
-    nvme::reject(&node, &server).await?;
-    outage::take_away(run, &node, &other, &away, &meanwhile, async || nfs::reject(&node).await).await?;
+    nvme::reject_disks(&node, &server).await?;
+    let (mut csi_server, socket, _) = driver.start_csi_server(run).await?;
+    let expected = SanityCounts { passed: 94, failed: 0, skipped: 8 };
+    let sanity =
+        MachineSanity { name: "nfs", access_type: "mount", secrets: String::new(), expected, failures: &[] };
+    let others = async || {
+        let sanity = sanity::run(run, &node, &socket, &sanity);
+        tokio::try_join!(nfs::reject(&node), nvme::reject(&node), sanity).map(drop)
+    };
+    outage::take_away(run, &node, &other, &away, &meanwhile, others).await?;
+    csi_server.stop().await?;
     nfs::die(run, &node, rounds, &mut rng).await?;
     nvme::die(run, &node, &server, rounds, &mut rng).await?;
     let restarted = [nfs::server_volumes(ADDRESSES[0]), nvme::server_volumes(nvme::TARGET)];
@@ -81,14 +90,7 @@ pub(super) async fn run(run: &SuiteRun) -> Result<()> {
     prepare_node(&machine).await?;
     let node = MachineNode::start(run, &machine, &manifest, &policy()).await?;
     node_loss::recover(&node, &lost).await?;
-    nvme::ensure_disconnected(&node).await?;
-
-    let (mut csi_server, socket, _) = driver.start_csi_server(run).await?;
-    let expected = SanityCounts { passed: 94, failed: 0, skipped: 8 };
-    let nfs =
-        MachineSanity { name: "nfs", access_type: "mount", secrets: String::new(), expected, failures: &[] };
-    sanity::run(run, &node, &socket, &nfs).await?;
-    csi_server.stop().await
+    nvme::ensure_disconnected(&node).await
 }
 
 /// Deaths of the role `node` with each kind: the variable `ROUNDS`, or a default.

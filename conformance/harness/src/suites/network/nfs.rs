@@ -62,8 +62,7 @@ pub(super) async fn start_server(server: &Machine) -> Result<()> {
 
 /// Volumes of every version and address carry data.
 pub(super) async fn carry_data(node: &MachineNode<'_>, server: &Machine) -> Result<()> {
-    for (number, version) in ["3", "4.1", "4.2"].into_iter().enumerate() {
-        let address = ADDRESSES[number % ADDRESSES.len()];
+    for (version, address) in ["3", "4.1", "4.2"].into_iter().zip(ADDRESSES.into_iter().cycle()) {
         let volume = &volume(&format!("data-{version}"), address, "one", version);
         node.attach(volume).await?;
         let target = volume.target_path();

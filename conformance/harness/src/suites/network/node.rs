@@ -97,14 +97,6 @@ impl<'a> MachineNode<'a> {
         }
     }
 
-    /// Kills the roles.
-    pub(in crate::suites) async fn kill(&self) -> Result<()> {
-        self.machine
-            .shell("kill -9 $(pidof cofferdam); while pidof cofferdam; do usleep 20000; done")
-            .await?;
-        Ok(())
-    }
-
     /// The health of the roles, as kubelet probes it.
     ///
     /// # Errors

@@ -196,16 +196,18 @@ async fn grow(node: &MachineNode<'_>, server: &Machine, volume: &NetworkVolume, 
     Ok(())
 }
 
-/// Volumes that the node has to reject, with the code and the texts of the error.
-pub(super) async fn reject(node: &MachineNode<'_>, server: &Machine) -> Result<()> {
+/// What is wrong, subsystem, portals, UUID, code, texts of the error.
+type RejectedNamespace<'a> = (&'a str, &'a str, &'a str, &'a str, Code, &'a [&'a str]);
+
+/// Volumes that the node has to reject.
+pub(super) async fn reject(node: &MachineNode<'_>) -> Result<()> {
     let (known, missing) = (&TARGET.uuid(4), &TARGET.uuid(99));
     let [address, _] = TARGET.addresses;
     let (nqn, masked) = (TARGET.subsystem(), TARGET.masked_subsystem());
     let unknown = "nqn.2024-01.com.example:none";
     let denied = "nqn.2024-02.com.example:volumes";
     let with_options = format!("{nqn},hostnqn=x");
-    // What is wrong, subsystem, portals, identifier, code, texts.
-    let rows: [(&str, &str, &str, &str, Code, &[&str]); 11] = [
+    let rows: [RejectedNamespace<'_>; 11] = [
         ("unknown subsystem", unknown, address, known, Code::Internal, &[unknown]),
         ("masked", &masked, address, known, Code::Internal, &[&masked, "allowed"]),
         ("no namespace", &nqn, address, missing, Code::FailedPrecondition, &[missing, &nqn]),
@@ -230,8 +232,12 @@ pub(super) async fn reject(node: &MachineNode<'_>, server: &Machine) -> Result<(
         }
     }
     ensure!(wrong.is_empty(), "{}", wrong.join("\n"));
+    Ok(())
+}
 
-    // Two disks with one identifier.
+/// Disks that the node has to reject: one of two with the same identifier, one with a filesystem of another kind, and
+/// one with content that is no filesystem.
+pub(super) async fn reject_disks(node: &MachineNode<'_>, server: &Machine) -> Result<()> {
     let by_hand = server_volumes(TARGET);
     node.machine.shell(&by_hand.mount_by_hand).await?;
     let twin = *NAMESPACES.end();
@@ -240,7 +246,6 @@ pub(super) async fn reject(node: &MachineNode<'_>, server: &Machine) -> Result<(
     ensure_disconnected(node).await?;
     node.machine.shell(&by_hand.unmount_by_hand).await?;
 
-    // A filesystem of another kind, and content that is no filesystem.
     server.shell("mkfs.xfs -q -f /disk/nvme/4; echo text | dd of=/disk/nvme/5 conv=notrunc bs=1M seek=1 2>/dev/null").await?;
     let other = TARGET.volume("other-filesystem", 4).mounted("ext4", &[]);
     node.ensure_rejected(&other, Code::FailedPrecondition, &["xfs"]).await?;

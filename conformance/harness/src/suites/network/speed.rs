@@ -1,4 +1,4 @@
-//! How long staging takes, compared with the plain commands in the same machine.
+//! The time of staging, compared with that of the plain commands in the same machine.
 
 use std::time::{Duration, Instant};
 
