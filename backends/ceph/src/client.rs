@@ -59,6 +59,11 @@ impl Refusal {
         serde_json::from_slice(&response.body).unwrap_or_default()
     }
 
+    /// Returns true if the answer has the text that the dashboard gives with every error.
+    pub(crate) const fn is_of_dashboard(&self) -> bool {
+        !self.detail.is_empty()
+    }
+
     pub(crate) fn errno(&self) -> i64 {
         let number = self.code.as_i64().or_else(|| self.code.as_str()?.parse().ok()).unwrap_or_default();
         if number == 404 { ENOENT } else { number }

@@ -124,9 +124,11 @@ impl Ceph {
         let response =
             self.send(Method::Get, &[&spec.to_string()], |request| Ok(request.query("omit_usage", "true")))?;
         let refusal = Refusal::of(&response);
+        // A 404 without the dashboard's own document may come from a proxy.
+        let is_not_found = response.status == 404 && refusal.is_of_dashboard();
         let is_missing = !response.is_success()
-            && (response.status == 404
-                || refusal.errno() == ENOENT && refusal.component.as_deref() != Some("pool"));
+            && (is_not_found || refusal.errno() == ENOENT)
+            && refusal.component.as_deref() != Some("pool");
         if is_missing { Ok(None) } else { read(response).map(Some) }
     }
 

@@ -6,7 +6,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use cofferdam_guest::{Result, http::Request};
+use cofferdam_guest::{Result, StorageError, http::Request};
 use serde::Deserialize;
 use serde_json::Value;
 
@@ -87,8 +87,14 @@ impl Ceph {
             let request = Request::get(url).query("pool_name", pool).query("search", prefix);
             Ok(request.query("offset", &offset.to_string()).query("limit", &PAGE.to_string()))
         })?;
-        let total = response.header("x-total-count").and_then(|total| total.parse().ok()).unwrap_or_default();
-        Ok((read(response)?, total))
+        let total = response.header("x-total-count").map(str::parse);
+        let images = read(response)?;
+        match total {
+            Some(Ok(total)) => Ok((images, total)),
+            Some(Err(_)) | None => Err(StorageError::unavailable(
+                "the dashboard's list of images has no number in the header `x-total-count`",
+            )),
+        }
     }
 
     /// The images that the dashboard has created lately, and not deleted again.

@@ -37,9 +37,7 @@ impl NfsVersion {
             Self::V4_2 => "4.2",
         }
     }
-}
 
-impl NfsVersion {
     /// Returns the version of the RPC program.
     pub(crate) const fn major(self) -> u32 {
         match self {

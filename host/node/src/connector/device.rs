@@ -100,6 +100,13 @@ fn stage_filesystem(context: &mut StageContext<'_>, device: &Device) -> Result<(
             // A clone has the UUID of its source, and xfs refuses to mount a UUID twice.
             options.data.push(("nouuid".to_owned(), None));
         }
+        if is_shared_for_reading(context) {
+            let option = match filesystem {
+                Filesystem::Ext4 => "noload",
+                Filesystem::Xfs => "norecovery",
+            };
+            options.data.push((option.to_owned(), None));
+        }
         context
             .mounter
             .mount_device(device, filesystem, &options, path)
@@ -107,6 +114,12 @@ fn stage_filesystem(context: &mut StageContext<'_>, device: &Device) -> Result<(
     }
     restrict(context.mounter, path, MountAttributes { read_only, ..context.base_attributes })?;
     if read_only { Ok(()) } else { grow_filesystem(context.mounter, device, path) }
+}
+
+/// Returns true if several nodes may mount the filesystem for reading. None of them may replay its journal, which
+/// writes to the device.
+fn is_shared_for_reading(context: &StageContext<'_>) -> bool {
+    context.record.capability.access_mode == CsiAccessMode::MultiNodeReaderOnly
 }
 
 /// Returns the device's filesystem. Checks an existing one, unless the access mode is read-only. Creates one

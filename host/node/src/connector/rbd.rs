@@ -114,7 +114,8 @@ fn recorded_image(record: &VolumeRecord) -> Option<RbdImage> {
     }
 }
 
-/// Unmaps a volume's image. The kernel refuses that while the device is in use.
+/// Unmaps a volume's image. Keeps a device that has users: the kernel refuses to unmap only one that is open, and the
+/// node of another process's raw volume may be mounted and not open.
 pub(super) fn unmap(mounter: &dyn Mounter, record: &VolumeRecord) -> Result<(), NodeError> {
     let Some(image) = recorded_image(record) else { return Ok(()) };
     let records = mounter.records().step("read the volumes' records")?.readable;
@@ -122,6 +123,11 @@ pub(super) fn unmap(mounter: &dyn Mounter, record: &VolumeRecord) -> Result<(), 
         records.iter().filter(|other| other.volume != record.volume).filter_map(recorded_image).collect();
     let devices = mounter.rbd_devices().step("list the mapped images")?;
     for device in removable_devices(&devices, &image, &others) {
+        let users =
+            mounter.device_users(&device.device, false).step("find the users of the volume's device")?;
+        if !users.is_empty() {
+            continue;
+        }
         mounter.rbd_unmap(device).step("unmap the volume's image")?;
     }
     Ok(())

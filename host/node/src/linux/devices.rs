@@ -10,7 +10,7 @@ use std::{
 };
 
 use rustix::{
-    fs::{Mode, OFlags, open},
+    fs::{Advice, Mode, OFlags, fadvise, open},
     io::Errno,
 };
 use serde_json::Value;
@@ -203,8 +203,10 @@ pub(super) fn parse_swaps(table: &[u8]) -> Vec<OsString> {
     paths.filter(|path| !path.is_empty()).map(mountinfo::unescape).collect()
 }
 
-/// Probes the content of a device.
+/// Probes the content of a device. The kernel first drops what it has cached: another node may have written since.
 pub(super) fn device_content(tools: &Tools, device: &Device) -> Result<DeviceContent> {
+    let opened = open_node(device, OFlags::RDONLY)?;
+    fadvise(&opened, 0, None, Advice::DontNeed).map_err(|error| errno_error(device.to_string(), error))?;
     let blkid_output = tools.run(Tool::Blkid, &["-p", "-o", "export", &device.to_string()])?;
     match blkid_output.exit_code {
         Some(0) => Ok(parse_signatures(&blkid_output.stdout)),

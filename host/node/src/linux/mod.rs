@@ -10,6 +10,7 @@ mod mounts;
 mod nfs;
 mod nvme;
 mod paths;
+mod probe;
 mod rbd;
 mod records;
 mod sysfs;

@@ -1,12 +1,11 @@
 //! Mounts of NFS exports, without the program `mount.nfs`: the kernel needs the server's address.
 
 use std::{
-    io::{self, Read as _, Write as _},
-    net::{IpAddr, SocketAddr, TcpStream, ToSocketAddrs as _},
+    net::{IpAddr, SocketAddr, ToSocketAddrs as _},
     time::Duration,
 };
 
-use super::{mounts, paths::Result};
+use super::{mounts, paths::Result, probe::ProbeConnection};
 use crate::{
     error::MounterError,
     mount_options::MountOptions,
@@ -17,8 +16,8 @@ use crate::{
 
 /// Port of NFS servers (RFC 8881).
 const PORT: u16 = 2049;
-/// Maximum time until the server accepts a connection, and again until it responds.
-const PROBE_TIMEOUT: Duration = Duration::from_secs(10);
+/// Maximum time until the server responds.
+const PROBE_LIMIT: Duration = Duration::from_secs(10);
 
 /// Returns the addresses of a host name.
 pub(super) fn resolve(name: &str) -> Result<Vec<IpAddr>> {
@@ -59,23 +58,12 @@ pub(super) fn mount(
 
 /// Calls the null procedure of a version of NFS.
 fn probe(server: SocketAddr, version: NfsVersion) -> std::result::Result<(), String> {
-    let text = |error: io::Error| {
-        if matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut) {
-            format!("no response within {PROBE_TIMEOUT:?}")
-        } else if error.kind() == io::ErrorKind::UnexpectedEof {
-            "it closed the connection".to_owned()
-        } else {
-            error.to_string()
-        }
-    };
-    let mut stream = TcpStream::connect_timeout(&server, PROBE_TIMEOUT).map_err(text)?;
-    stream.set_read_timeout(Some(PROBE_TIMEOUT)).map_err(text)?;
-    stream.set_write_timeout(Some(PROBE_TIMEOUT)).map_err(text)?;
+    let mut connection = ProbeConnection::open(server, PROBE_LIMIT)?;
     let xid = std::process::id();
-    stream.write_all(&onc_rpc::null_call(xid, version.major())).map_err(text)?;
+    connection.send(&onc_rpc::null_call(xid, version.major()))?;
     let mut mark = [0; onc_rpc::MARK_BYTES];
-    stream.read_exact(&mut mark).map_err(text)?;
+    connection.receive(&mut mark)?;
     let mut reply = vec![0; onc_rpc::reply_length(mark)?];
-    stream.read_exact(&mut reply).map_err(text)?;
+    connection.receive(&mut reply)?;
     onc_rpc::check_null_reply(&reply, xid)
 }

@@ -3,7 +3,7 @@
 use std::{
     fs::{self, File, OpenOptions},
     io::{self, Read as _, Write as _},
-    net::{SocketAddr, TcpStream},
+    net::SocketAddr,
     path::Path,
     thread,
     time::{Duration, Instant},
@@ -14,6 +14,7 @@ use rustix::io::Errno;
 use super::{
     devices::parse_number,
     paths::Result,
+    probe,
     sysfs::{is_missing, read_attribute},
 };
 use crate::{
@@ -28,8 +29,8 @@ use crate::{
 pub(super) const SYSFS: &str = "/sys";
 const FABRICS: &str = "/dev/nvme-fabrics";
 const SECTOR: u64 = 512;
-/// Maximum time until a portal accepts a connection. The kernel itself would try for two minutes.
-const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
+/// Maximum time until a portal responds.
+const PROBE_LIMIT: Duration = Duration::from_secs(5);
 /// Seconds between two attempts of the kernel to reconnect, and until it gives up and fails all I/O.
 const RECONNECT_DELAY: u32 = 2;
 const CONTROLLER_LOSS_TIMEOUT: u32 = 600;
@@ -171,8 +172,9 @@ fn connect_options(host: &NvmeHost, nqn: &Nqn, portal: SocketAddr) -> String {
 
 /// Connects a controller. Succeeds if it is connected.
 pub(super) fn connect(host: &NvmeHost, nqn: &Nqn, portal: SocketAddr) -> Result<()> {
-    // Without this attempt, an address that drops packets would keep the write below for two minutes.
-    if let Err(error) = TcpStream::connect_timeout(&portal, CONNECT_TIMEOUT) {
+    // Without this exchange, a portal that does not respond would keep the write below for minutes, and the
+    // kernel connects one portal at a time.
+    if let Err(error) = probe::probe_nvme(portal, PROBE_LIMIT) {
         return failed(format!("the NVMe portal {portal} does not respond: {error}"));
     }
     let mut fabrics = match OpenOptions::new().read(true).write(true).open(FABRICS) {

@@ -13,6 +13,7 @@ use rustix::io::Errno;
 
 use super::{
     paths::Result,
+    probe,
     sysfs::{is_missing, read_attribute},
 };
 use crate::{
@@ -22,8 +23,10 @@ use crate::{
 };
 
 pub(super) const BUS: &str = "/sys/bus/rbd";
-/// Maximum time of the kernel's connection to a monitor.
-const MOUNT_TIMEOUT_SECONDS: u32 = 30;
+/// Maximum time until a monitor responds.
+const PROBE_LIMIT: Duration = Duration::from_secs(3);
+/// Maximum time of the kernel's connection to the cluster.
+const MOUNT_TIMEOUT_SECONDS: u32 = 10;
 /// Attempts and interval of the removal of a device that is in use. udev may keep it open for a moment.
 const UNMAP_RETRY: (u32, Duration) = (20, Duration::from_millis(100));
 /// Maximum time and interval of the wait for a new size.
@@ -107,9 +110,22 @@ pub(super) fn map(bus: &Path, image: &RbdImage, user: &CephUser) -> Result<()> {
             path.display()
         ));
     }
+    probe_monitors(image)?;
     let _key = ThreadKey::add(user)?;
     write_once(&path, &map_command(image, user))
         .map_err(|error| MounterError::Failed(map_error(image, user, &error)))
+}
+
+/// Fails if no monitor responds: the kernel connects one cluster at a time, and would wait for this one.
+fn probe_monitors(image: &RbdImage) -> Result<()> {
+    let mut reasons = Vec::new();
+    for monitor in &image.monitors {
+        match probe::probe_ceph(*monitor, PROBE_LIMIT) {
+            Ok(()) => return Ok(()),
+            Err(error) => reasons.push(format!("{monitor}: {error}")),
+        }
+    }
+    failed(format!("no monitor of the cluster responds: {}", reasons.join(", ")))
 }
 
 /// Explains the error of a mapping.
@@ -197,9 +213,7 @@ pub(super) fn parse_device(
 /// Unmaps a device. Succeeds if it does not exist.
 pub(super) fn unmap(bus: &Path, expected: &RbdDevice) -> Result<()> {
     let current = device(&bus.join("devices").join(&expected.id), &expected.id)?;
-    if current
-        .is_none_or(|current| current.image_id != expected.image_id || current.device != expected.device)
-    {
+    if current.is_none_or(|current| !current.is_same(expected)) {
         return Ok(());
     }
     match remove(&bus.join("remove_single_major"), &expected.id) {
@@ -271,11 +285,11 @@ mod tests {
         let command = |image: RbdImage| map_command(&image, &user());
         assert_eq!(
             command(image("10.0.0.5,[fd00::5]", None)),
-            "10.0.0.5:6789,[fd00::5]:6789 name=csi,key=client.csi,mount_timeout=30 p pvc-1 -"
+            "10.0.0.5:6789,[fd00::5]:6789 name=csi,key=client.csi,mount_timeout=10 p pvc-1 -"
         );
         assert_eq!(
             command(image("10.0.0.5:3300", Some("ns"))),
-            "10.0.0.5:3300 name=csi,key=client.csi,mount_timeout=30,ms_mode=prefer-crc,_pool_ns=ns p pvc-1 -"
+            "10.0.0.5:3300 name=csi,key=client.csi,mount_timeout=10,ms_mode=prefer-crc,_pool_ns=ns p pvc-1 -"
         );
     }
 

@@ -32,6 +32,11 @@ pub struct RbdDevice {
 }
 
 impl RbdDevice {
+    /// Returns true if this is the same mapping, whatever its size.
+    pub(crate) fn is_same(&self, other: &Self) -> bool {
+        Self { size: other.size, ..self.clone() } == *other
+    }
+
     fn is_in_pool_of(&self, image: &RbdImage) -> bool {
         self.pool == image.pool && self.namespace == image.namespace && self.snapshot == NO_SNAPSHOT
     }

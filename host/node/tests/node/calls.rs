@@ -273,6 +273,7 @@ fn unsupported_access_modes_and_filesystems_are_rejected() {
     }
     let effects = node.mounter().faults().effects.join(" ");
     assert!(!effects.contains("fsck") && !effects.contains("grow"), "{effects}");
+    assert!(effects.contains("norecovery"), "another node may use the journal: {effects}");
     assert!(!node.volume_stats("v", &target_path("p")).unwrap().condition.abnormal);
 }
 

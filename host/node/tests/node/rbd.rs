@@ -136,6 +136,7 @@ fn an_image_in_use_is_neither_staged_nor_formatted() {
     let (_, message) = stage(&node, "v", rbd_image(1)).unwrap_err();
     assert!(message.contains("in use: held by dm-0"), "{message}");
     assert_eq!(node.mounter().host().disk("rbd-blank").format_count, 0);
+    assert_eq!(node.mounter().rbd_devices().unwrap().len(), 1, "the device of another user is unmapped");
 }
 
 #[test]

@@ -1,5 +1,5 @@
 //! The driver's volumes on a machine with Debian's kernel, whose RBD client maps them: csi-sanity, growth, a
-//! forged volume, and deaths of the role `node`.
+//! forged volume, and crashes of the role `node`.
 
 use std::{
     fs,
@@ -31,7 +31,7 @@ use crate::{
     suites::{
         csi_sanity::SanityCounts,
         network::{
-            self, deaths,
+            self, crashes,
             node::{MachineNode, NODE, NetworkVolume},
             sanity::{self, MachineSanity},
         },
@@ -62,10 +62,10 @@ pub(super) async fn use_volumes(run: &SuiteRun, cluster: &CephCluster, config: &
         carry_data(&node, &driver, name, fs_type).await.with_context(|| name.to_owned())?;
     }
     reject(&node, &driver).await?;
-    let volume = driver.create("dying").await?.mounted("ext4", &[]);
+    let volume = driver.create("crashing").await?.mounted("ext4", &[]);
     let check = async || ensure_unmapped(&node).await;
-    let deaths = deaths::play(&node, &volume, rounds, &mut rng, check).await?;
-    run.add_note(&format!("rbd: {} deaths: {}", deaths.len(), deaths.join("; ")))?;
+    let crashes = crashes::crash_during_calls(&node, &volume, rounds, &mut rng, check).await?;
+    run.add_note(&format!("rbd: {} crashes: {}", crashes.len(), crashes.join("; ")))?;
     driver.delete(&volume.name).await?;
 
     let secrets = format!("NodeStageVolumeSecret:\n  userID: {user}\n  userKey: {}\n", key.trim());

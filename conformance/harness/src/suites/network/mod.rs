@@ -1,6 +1,6 @@
 //! Volumes of a network: a node and a server, each a machine with Debian's kernel.
 
-pub(super) mod deaths;
+pub(super) mod crashes;
 mod local_disk;
 mod nfs;
 pub(super) mod node;
@@ -24,7 +24,7 @@ use crate::{
     seeded_rng::seeded_rng,
 };
 
-/// Deaths of the role `node` with each kind without the variable `ROUNDS`.
+/// Crashes of the role `node` with each kind without the variable `ROUNDS`.
 const ROUNDS: usize = 3;
 /// Size of the disk of each machine in bytes.
 const DISK_BYTES: u64 = 8 << 30;
@@ -75,8 +75,8 @@ pub(super) async fn run(run: &SuiteRun) -> Result<()> {
     };
     outage::take_away(run, &node, &other, &away, &meanwhile, others).await?;
     csi_server.stop().await?;
-    nfs::die(run, &node, rounds, &mut rng).await?;
-    nvme::die(run, &node, &server, rounds, &mut rng).await?;
+    nfs::crash(run, &node, rounds, &mut rng).await?;
+    nvme::crash(run, &node, &server, rounds, &mut rng).await?;
     let restarted = [nfs::server_volumes(ADDRESSES[0]), nvme::server_volumes(nvme::TARGET)];
     let start = async |server: &Machine| start_server(server, nvme::TARGET).await;
     outage::restart(run, &node, &mut server, &restarted, start).await?;
@@ -93,7 +93,7 @@ pub(super) async fn run(run: &SuiteRun) -> Result<()> {
     nvme::ensure_disconnected(&node).await
 }
 
-/// Deaths of the role `node` with each kind: the variable `ROUNDS`, or a default.
+/// Crashes of the role `node` with each kind: the variable `ROUNDS`, or a default.
 ///
 /// # Errors
 /// If the variable is not a number.

@@ -1,11 +1,13 @@
 //! Kind `nfs`, with the kernel's server on another machine.
 
+use std::pin::pin;
+
 use anyhow::{Context as _, Result, ensure};
 use serde_json::json;
 use tonic::Code;
 
 use super::{
-    ADDRESSES, AWAY, deaths,
+    ADDRESSES, AWAY, crashes,
     node::{MachineNode, NetworkVolume},
     node_loss::LostVolumes,
     outage::{Meanwhile, ServerVolumes},
@@ -145,13 +147,23 @@ pub(super) async fn reject(node: &MachineNode<'_>) -> Result<()> {
             .await?;
         let mute = volume("mute", "10.1.0.1", "one", "4.2");
         let neighbour = volume("beside-mute", ADDRESSES[0], "one", "4.2");
-        let others = async {
-            node.attach(&neighbour).await?;
-            node.detach(&neighbour).await
-        };
+        node.make_directories(&neighbour).await?;
         let texts = ["10.1.0.1", text];
-        let rejected = node.ensure_rejected(&mute, Code::Internal, &texts);
-        tokio::try_join!(rejected, others).with_context(|| format!("a server that answers by {answer:?}"))?;
+        let mut rejected = pin!(node.ensure_rejected(&mute, Code::Internal, &texts));
+        let mut staged = pin!(node.stage(&neighbour));
+        tokio::select! {
+            result = &mut staged => {
+                result?;
+                rejected.await
+            }
+            result = &mut rejected => {
+                ensure!(answer != "sleep 600", "a neighbour was staged after a server without a response was rejected");
+                staged.await?;
+                result
+            }
+        }
+        .with_context(|| format!("a server that answers by {answer:?}"))?;
+        node.unstage(&neighbour).await?;
         node.machine.shell("kill $(cat /run/nc); killall -q sleep yes || true").await?;
     }
     for address in ["FD00:1:0:0::2", "fd00:0001::0:2", "::ffff:10.1.0.2"] {
@@ -162,16 +174,16 @@ pub(super) async fn reject(node: &MachineNode<'_>) -> Result<()> {
     node.ensure_nothing_left("spelling").await
 }
 
-/// The role dies `rounds` times during calls.
-pub(super) async fn die(
+/// The role is killed `rounds` times during calls.
+pub(super) async fn crash(
     run: &SuiteRun,
     node: &MachineNode<'_>,
     rounds: usize,
     rng: &mut fastrand::Rng,
 ) -> Result<()> {
-    let volume = &volume("dying-nfs", ADDRESSES[0], "two", "4.2");
-    let deaths = deaths::play(node, volume, rounds, rng, async || Ok(())).await?;
-    run.add_note(&format!("nfs: {} deaths: {}", deaths.len(), deaths.join("; ")))
+    let volume = &volume("crashing-nfs", ADDRESSES[0], "two", "4.2");
+    let crashes = crashes::crash_during_calls(node, volume, rounds, rng, async || Ok(())).await?;
+    run.add_note(&format!("nfs: {} crashes: {}", crashes.len(), crashes.join("; ")))
 }
 
 /// Volumes for a node that loses its power.

@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 use tonic::Code;
 
 use super::{
-    ADDRESSES, AWAY, deaths,
+    ADDRESSES, AWAY, crashes,
     node::{MachineNode, NODE, NetworkVolume},
     node_loss::LostVolumes,
     outage::{Meanwhile, ServerVolumes},
@@ -232,7 +232,13 @@ pub(super) async fn reject(node: &MachineNode<'_>) -> Result<()> {
         }
     }
     ensure!(wrong.is_empty(), "{}", wrong.join("\n"));
-    Ok(())
+    // A server that accepts connections and is silent.
+    node.machine
+        .shell("nc -ll -p 4420 -e tail -f /dev/null </dev/null >/dev/null 2>&1 & echo $! > /run/nc-nvme")
+        .await?;
+    let silent = volume("silent-nvme", &nqn, "10.1.0.1", ("uuid", known));
+    node.ensure_rejected(&silent, Code::Internal, &["10.1.0.1", "no response within"]).await?;
+    node.machine.shell("kill $(cat /run/nc-nvme)").await.map(drop)
 }
 
 /// Disks that the node has to reject: one of two with the same identifier, one with a filesystem of another kind, and
@@ -259,15 +265,15 @@ pub(super) async fn reject_disks(node: &MachineNode<'_>, server: &Machine) -> Re
     ensure_disconnected(node).await
 }
 
-/// The role dies `rounds` times during calls. Each life of the volume begins with a blank disk.
-pub(super) async fn die(
+/// The role is killed `rounds` times during calls. Each life of the volume begins with a blank disk.
+pub(super) async fn crash(
     run: &SuiteRun,
     node: &MachineNode<'_>,
     server: &Machine,
     rounds: usize,
     rng: &mut fastrand::Rng,
 ) -> Result<()> {
-    let volume = TARGET.volume("dying-nvme", 3).mounted("ext4", &[]);
+    let volume = TARGET.volume("crashing-nvme", 3).mounted("ext4", &[]);
     let blank = format!(
         "truncate -s 0 /disk/nvme/3; truncate -s {MEBIBYTES}M /disk/nvme/3
          echo 1 > /sys/kernel/config/nvmet/subsystems/{}/namespaces/3/revalidate_size",
@@ -278,8 +284,8 @@ pub(super) async fn die(
         ensure_disconnected(node).await?;
         server.shell(&blank).await.map(drop)
     };
-    let deaths = deaths::play(node, &volume, rounds, rng, check).await?;
-    run.add_note(&format!("nvme-tcp: {} deaths: {}", deaths.len(), deaths.join("; ")))
+    let crashes = crashes::crash_during_calls(node, &volume, rounds, rng, check).await?;
+    run.add_note(&format!("nvme-tcp: {} crashes: {}", crashes.len(), crashes.join("; ")))
 }
 
 /// Volumes for a node that loses its power.
