@@ -46,6 +46,8 @@ const SNAPSHOT: &str = "cofferdam-snap";
 const PUBLICATION: &str = "cofferdam-pub";
 /// Prefix of the RBD snapshots from which volumes are cloned.
 const CLONE: &str = "cofferdam-clone-";
+/// Prefix of the images that record expansions.
+const EXPANSION: &str = "cofferdam-expand";
 const MIB: u64 = 1 << 20;
 
 /// The driver.

@@ -2,6 +2,8 @@
 
 mod fake;
 
+use std::time::Duration;
+
 use cofferdam_guest::{
     AccessMode, AccessType, CapacityRange, ErrorKind, Finality, Owner, ReclaimPolicy, Snapshot,
     VolumeCapability,
@@ -15,6 +17,7 @@ use cofferdam_guest::{
 
 use self::fake::{PASSWORD, start};
 use super::*;
+use crate::{images::ImageSpec, record::Record};
 
 fn create(name: &str, bytes: u64) -> Result<Volume> {
     <CephDriver as Backend>::create_volume(CreateRequest::new(name, bytes))
@@ -148,6 +151,32 @@ fn an_expansion_never_sends_a_smaller_size() {
     assert_eq!(expand(&handle, 2 * MIB).unwrap(), 4 * MIB);
     assert_eq!(count(&host, Method::Put, ""), 0);
     assert_eq!(expand(&handle, 6 * MIB).unwrap(), 6 * MIB);
+}
+
+#[test]
+fn two_expansions_of_a_volume_exclude_each_other() {
+    let (host, _dashboard) = start();
+    let handle = create("a", 2 * MIB).unwrap().handle;
+    let ceph = Ceph::new().unwrap();
+    let lock = ImageSpec { pool: "rbd".to_owned(), name: handle.replace("rbd/", "cofferdam-expand-") };
+    let begin = || ceph.create(&lock, MIB, &Record { bytes: 8 * MIB, ..Record::default() }).unwrap();
+    // Another process expands to 8 MiB.
+    begin();
+    let error = expand(&handle, 4 * MIB).unwrap_err();
+    assert_eq!(error.finality, Finality::InProgress, "{error}");
+    // The same call again, after an interruption.
+    assert_eq!(expand(&handle, 8 * MIB).unwrap(), 8 * MIB);
+    assert_eq!(ceph.image(&lock).unwrap().map(drop), None);
+    assert_eq!(expand(&handle, 4 * MIB).unwrap(), 8 * MIB);
+    // An interruption after the expansion.
+    begin();
+    assert_eq!(expand(&handle, 8 * MIB).unwrap(), 8 * MIB);
+    assert_eq!(ceph.image(&lock).unwrap().map(drop), None);
+    // The other process has ended.
+    ceph.create(&lock, MIB, &Record { bytes: 16 * MIB, ..Record::default() }).unwrap();
+    host.advance(Duration::from_secs(3600 * 24 * 365 * 100));
+    expand(&handle, 12 * MIB).unwrap_err();
+    assert_eq!(expand(&handle, 12 * MIB).unwrap(), 12 * MIB);
 }
 
 #[test]

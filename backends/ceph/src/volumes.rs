@@ -1,5 +1,7 @@
 //! Volumes: create, delete, validate, expand, read and list; and the free capacity.
 
+use std::time::Duration;
+
 use cofferdam_guest::{
     AccessType, CreateRequest, KeyValues, Result, StorageError, ValidateRequest, Validation, Volume,
     VolumeStatus,
@@ -7,6 +9,7 @@ use cofferdam_guest::{
         Capacity, CapacityReport, CapacityRequest, ExpandRequest, ExpandResponse, Expansion, Inspection,
         Listing, VolumePage,
     },
+    ambient,
     idempotent::{self, Created, ExistingComparison},
     paging,
     parameters::ParameterReader,
@@ -14,7 +17,7 @@ use cofferdam_guest::{
 };
 
 use crate::{
-    CLONE, CephDriver, MIB, VOLUME,
+    CLONE, CephDriver, EXPANSION, MIB, VOLUME,
     client::Ceph,
     images::{Image, ImageSpec, named},
     nodes,
@@ -26,6 +29,9 @@ use crate::{
 /// Ceph supports any number of bytes.
 const MAX_BYTES: u64 = 1 << 50;
 const SIZES: Sizes = Sizes::between(MIB, MAX_BYTES).in_steps_of(MIB).by_default(1 << 30);
+
+/// The time after which an interrupted expansion no longer prevents one to another size.
+const EXPANSION_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// The source of a volume's content, by its handle.
 #[derive(Debug)]
@@ -174,6 +180,9 @@ pub(crate) fn delete(handle: &str) -> Result<()> {
         ceph.delete_snapshot(&spec, snapshot)?;
     }
     ceph.delete(&spec)?;
+    if ceph.image(&expansion(&spec))?.is_some() {
+        ceph.delete(&expansion(&spec))?;
+    }
     // The snapshot of another volume from which this one was cloned. If the call ends here, it is deleted with
     // that volume.
     if let Some(parent) = image.parent
@@ -207,13 +216,58 @@ pub(crate) fn validate(request: &ValidateRequest) -> Result<Validation> {
     Ok(refused.map_or(Validation::Confirmed, Validation::Refused))
 }
 
+/// The image that records the expansion of a volume.
+fn expansion(volume: &ImageSpec) -> ImageSpec {
+    named(&volume.pool, EXPANSION, &volume.name)
+}
+
+/// Expands a volume while an image without data records the new size. The dashboard also shrinks images: of two
+/// expansions at the same time, the smaller one would cut the larger one. A repeated call with the same size continues
+/// an interrupted one.
+fn expand_alone(ceph: &Ceph, volume: &Image, bytes: u64) -> Result<u64> {
+    let (spec, lock) = (volume.spec(), expansion(&volume.spec()));
+    ceph.create(&lock, MIB, &Record { bytes, source: Some(spec.to_string()), ..Record::default() })?;
+    let found = ceph.image(&lock)?;
+    if found.as_ref().and_then(Image::record).is_none_or(|record| record.bytes != bytes) {
+        if found.is_some_and(|found| is_abandoned(&found)) {
+            ceph.delete(&lock)?;
+        }
+        return Err(StorageError::in_progress(format!(
+            "another call expands the volume {:?}",
+            spec.to_string()
+        )));
+    }
+    let current = ceph.volume(&spec.to_string())?.size;
+    let size = if current < bytes { ceph.expand(&spec, bytes)? } else { current };
+    ceph.delete(&lock)?;
+    Ok(size)
+}
+
+/// Removes the record of an expansion that has reached its size.
+fn remove_expansion(ceph: &Ceph, volume: &Image) -> Result<()> {
+    match ceph.image(&expansion(&volume.spec()))? {
+        Some(found) if found.record().is_some_and(|record| record.bytes <= volume.size) => {
+            ceph.delete(&found.spec())
+        }
+        Some(_) | None => Ok(()),
+    }
+}
+
+fn is_abandoned(found: &Image) -> bool {
+    let age = ambient::now().saturating_sub(Duration::from_millis(found.created_ms()));
+    age > EXPANSION_TIMEOUT
+}
+
 impl Expansion for CephDriver {
     fn expand(request: ExpandRequest) -> Result<ExpandResponse> {
         let ceph = Ceph::new()?;
         let image = ceph.volume(&request.handle)?;
         let capacity_bytes = match SIZES.grow(&request.capacity, image.size)? {
-            Some(bytes) => ceph.expand(&image.spec(), bytes)?,
-            None => image.size,
+            Some(bytes) => expand_alone(&ceph, &image, bytes)?,
+            None => {
+                remove_expansion(&ceph, &image)?;
+                image.size
+            }
         };
         let access = request.capability.as_ref().map(|capability| &capability.access);
         let is_block = matches!(access, Some(AccessType::Block));

@@ -102,7 +102,7 @@ impl<'a> MachineNode<'a> {
     /// # Errors
     /// If they are not healthy.
     pub(in crate::suites) async fn check_health(&self) -> Result<()> {
-        self.machine.shell(&format!("timeout 1 wget -q -O - http://127.0.0.1:{HTTP_PORT}/healthz")).await?;
+        self.machine.shell(&format!("timeout 10 wget -q -O - http://127.0.0.1:{HTTP_PORT}/healthz")).await?;
         Ok(())
     }
 
