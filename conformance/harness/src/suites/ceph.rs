@@ -135,7 +135,7 @@ fn write_config(run: &SuiteRun, cluster: &CephCluster) -> Result<PathBuf> {
     let text = format!(
         r#"[backend.ceph]
 file = "{component}"
-grants = ["deadline", "reveal", "secrets", "session", "settings"]
+grants = ["ambient", "deadline", "reveal", "secrets", "session", "settings"]
 
 [backend.ceph.settings]
 url = "{url}"

@@ -133,7 +133,7 @@ impl Mounter for LinuxMounter {
     }
 
     fn hold_device(&self, device: &Device) -> Result<Box<dyn Send>> {
-        Ok(Box::new(devices::open_node(device, OFlags::RDONLY)?))
+        Ok(Box::new(devices::open_new_node(device, OFlags::RDONLY)?))
     }
 
     fn nvme_controllers(&self) -> Result<Vec<NvmeController>> {
