@@ -170,7 +170,7 @@ impl BackendFixture {
     ///
     /// # Errors
     /// If `cofferdam backend inspect --output manifest`, which prints it, fails.
-    pub(crate) async fn write_manifest(&self, run: &SuiteRun) -> Result<PathBuf> {
+    pub async fn write_manifest(&self, run: &SuiteRun) -> Result<PathBuf> {
         let file = |name: &str| self.directory.join(name);
         let (inspected, manifest) = (file("inspected.toml"), file("manifest.json"));
         let component = self.component.display().to_string();
