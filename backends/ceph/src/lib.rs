@@ -19,7 +19,7 @@
 //! The driver needs the grants `deadline`, `http` for the dashboard's origin, `reveal`, `secrets`, `session` and
 //! `settings`. The grant `reveal` is for the login: the dashboard expects the password in a body.
 //!
-//! Ceph 16 has no place for a driver's data, so the driver keeps a [record](record) with each image.
+//! Ceph 16 has no place for a driver's data, so the driver keeps a record with each image.
 #![forbid(unsafe_code)]
 
 mod client;
