@@ -81,6 +81,7 @@ distribution() {
 /usr/lib/cni/ptp|containernetworking-plugins
 /usr/bin/faketime|faketime
 /usr/bin/strace|strace
+/usr/bin/ip|iproute2
 /usr/sbin/mkfs.ext4|e2fsprogs
 /usr/sbin/mkfs.xfs|xfsprogs
 END
