@@ -225,8 +225,7 @@ async fn write_initial_ram_disk(busybox: &Path, modules: &[PathBuf], directory: 
         fs::create_dir_all(staged.join(name))?;
     }
     fs::copy(busybox, staged.join("bin/busybox"))?;
-    let init = FileTree::new();
-    let mut init = init;
+    let mut init = FileTree::new();
     init.insert("init", Entry::program(INIT.as_bytes()))?;
     init.write_directory(&staged)?;
     for (number, module) in modules.iter().enumerate() {

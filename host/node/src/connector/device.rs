@@ -202,7 +202,7 @@ fn check_filesystem_allowed(context: &StageContext<'_>, filesystem: Filesystem) 
 
 /// Rejects a device of the network that is smaller than it was: the kernel accepts that without an error, and
 /// the end of the filesystem is lost.
-pub(super) fn check_not_shrunk(record: &VolumeRecord, device: &Device, size: u64) -> Result<(), NodeError> {
+fn check_not_shrunk(record: &VolumeRecord, device: &Device, size: u64) -> Result<(), NodeError> {
     match record.size.filter(|recorded| *recorded > size) {
         None => Ok(()),
         Some(recorded) => Err(NodeError::FailedPrecondition(format!(
@@ -236,13 +236,40 @@ pub(super) fn check_size(size: u64, required: Option<u64>) -> Result<(), NodeErr
     }
 }
 
-/// Expands the filesystem at a path to the size of its device. A filesystem that is mounted read-only, or is
-/// neither ext4 nor xfs, stays unchanged.
-pub(super) fn grow_filesystem(
+/// Checks and records the size of a device of the network that is to be expanded.
+pub(super) fn check_new_size(
     mounter: &dyn Mounter,
+    record: &VolumeRecord,
+    device: &Device,
+    size: u64,
+    required: Option<u64>,
+) -> Result<(), NodeError> {
+    check_not_shrunk(record, device, size)?;
+    check_size(size, required)?;
+    if record.size != Some(size) {
+        let new_record = VolumeRecord { size: Some(size), ..record.clone() };
+        mounter.save_record(&new_record).step("save the volume's record")?;
+    }
+    Ok(())
+}
+
+/// Expands the filesystem of a volume, which is mounted at a path, to the size of its device. Does nothing for a raw
+/// volume.
+pub(super) fn grow_volume(
+    mounter: &dyn Mounter,
+    record: &VolumeRecord,
     device: &Device,
     path: &KubeletPath,
 ) -> Result<(), NodeError> {
+    match record.capability.access_type {
+        AccessType::Filesystem { .. } => grow_filesystem(mounter, device, path),
+        AccessType::Block => Ok(()),
+    }
+}
+
+/// Expands the filesystem at a path to the size of its device. A filesystem that is mounted read-only, or is
+/// neither ext4 nor xfs, stays unchanged.
+fn grow_filesystem(mounter: &dyn Mounter, device: &Device, path: &KubeletPath) -> Result<(), NodeError> {
     let found = mounter.inspect(path).step("inspect the staging path")?;
     let top = found.and_then(|mut found| found.mounts.pop()).filter(|top| top.device == device.number);
     let Some(top) = top else {

@@ -1,6 +1,6 @@
 //! Kind `image`: an existing file, attached as a loop device.
 
-use cofferdam_domain::storage::{AccessType, VolumeCapability};
+use cofferdam_domain::storage::VolumeCapability;
 
 use super::{Connector, StageContext, device};
 use crate::{
@@ -94,9 +94,7 @@ impl Connector for ImageConnector {
         if loop_device.size != size {
             mounter.refresh_loop_size(&loop_device.device).step("update the loop device's size")?;
         }
-        if matches!(record.capability.access_type, AccessType::Filesystem { .. }) {
-            device::grow_filesystem(mounter, &loop_device.device, path)?;
-        }
+        device::grow_volume(mounter, record, &loop_device.device, path)?;
         Ok(Some(size))
     }
 }

@@ -1,6 +1,6 @@
 //! Kind `local-device`: an existing block device.
 
-use cofferdam_domain::storage::{AccessType, VolumeCapability};
+use cofferdam_domain::storage::VolumeCapability;
 
 use super::{Connector, StageContext, device};
 use crate::{
@@ -63,9 +63,7 @@ impl Connector for LocalDeviceConnector {
             )));
         }
         device::check_size(device_info.size, required)?;
-        if matches!(record.capability.access_type, AccessType::Filesystem { .. }) {
-            device::grow_filesystem(mounter, &device_info.device, path)?;
-        }
+        device::grow_volume(mounter, record, &device_info.device, path)?;
         Ok(Some(device_info.size))
     }
 }

@@ -1,6 +1,6 @@
 //! Kind `nvme-tcp`: a namespace of an NVMe subsystem.
 
-use cofferdam_domain::storage::{AccessType, VolumeCapability};
+use cofferdam_domain::storage::VolumeCapability;
 
 use super::{Connector, StageContext, device};
 use crate::{
@@ -128,15 +128,8 @@ impl Connector for NvmeConnector {
             rescan(mounter, &self.0, &disk, required)?;
             disk = self.find_disk(mounter, false)?;
         }
-        device::check_not_shrunk(record, &disk.device, disk.size)?;
-        device::check_size(disk.size, required)?;
-        if record.size != Some(disk.size) {
-            let new_record = VolumeRecord { size: Some(disk.size), ..record.clone() };
-            mounter.save_record(&new_record).step("save the volume's record")?;
-        }
-        if matches!(record.capability.access_type, AccessType::Filesystem { .. }) {
-            device::grow_filesystem(mounter, &disk.device, path)?;
-        }
+        device::check_new_size(mounter, record, &disk.device, disk.size, required)?;
+        device::grow_volume(mounter, record, &disk.device, path)?;
         Ok(Some(disk.size))
     }
 }

@@ -1,6 +1,6 @@
 //! Kind `rbd`: an image of a Ceph cluster.
 
-use cofferdam_domain::storage::{AccessType, VolumeCapability};
+use cofferdam_domain::storage::VolumeCapability;
 
 use super::{Connector, StageContext, device};
 use crate::{
@@ -93,15 +93,8 @@ impl Connector for RbdConnector {
             mounter.rbd_refresh(&mapped, required).step("read the size of the volume's device")?;
             mapped = self.mapped_device(mounter)?;
         }
-        device::check_not_shrunk(record, &mapped.device, mapped.size)?;
-        device::check_size(mapped.size, required)?;
-        if record.size != Some(mapped.size) {
-            let new_record = VolumeRecord { size: Some(mapped.size), ..record.clone() };
-            mounter.save_record(&new_record).step("save the volume's record")?;
-        }
-        if matches!(record.capability.access_type, AccessType::Filesystem { .. }) {
-            device::grow_filesystem(mounter, &mapped.device, path)?;
-        }
+        device::check_new_size(mounter, record, &mapped.device, mapped.size, required)?;
+        device::grow_volume(mounter, record, &mapped.device, path)?;
         Ok(Some(mapped.size))
     }
 }

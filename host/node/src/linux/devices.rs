@@ -6,7 +6,7 @@ use std::{
     io::{Read as _, Seek as _, SeekFrom},
     path::{Path, PathBuf},
     thread,
-    time::{Duration, Instant},
+    time::Duration,
 };
 
 use rustix::{
@@ -19,6 +19,7 @@ use super::{
     mountinfo::{self, MountInfoEntry, MountTable},
     paths::{self, Result, errno_error},
     tools::{Tool, Tools},
+    wait::{WaitTimes, wait_for},
 };
 use crate::{
     block_device::{Device, DeviceContent, DeviceInfo, LoopDevice},
@@ -31,7 +32,7 @@ const SECTOR: u64 = 512;
 /// Bytes that must be zero at each end of a blank device. Filesystem superblocks are within this range.
 const BLANK_CHECK_BYTES: u64 = 4 << 20;
 /// Maximum time and interval of the wait for the node of a new device.
-const NODE_WAIT: (Duration, Duration) = (Duration::from_secs(2), Duration::from_millis(20));
+const NODE_WAIT: WaitTimes = (Duration::from_secs(2), Duration::from_millis(20));
 /// Attempts and interval of the wait for a detached loop device. udev may keep it open for a moment.
 const DETACH_RETRY: (u32, Duration) = (100, Duration::from_millis(20));
 
@@ -207,14 +208,11 @@ pub(super) fn parse_swaps(table: &[u8]) -> Vec<OsString> {
 
 /// As [`open_node`], for a device that may be new: sysfs shows it before its node exists.
 pub(super) fn open_new_node(device: &Device, flags: OFlags) -> Result<rustix::fd::OwnedFd> {
-    let (limit, interval) = NODE_WAIT;
-    let started = Instant::now();
-    loop {
-        match open_node(device, flags) {
-            Err(MounterError::NotFound(_)) if started.elapsed() < limit => thread::sleep(interval),
-            opened => return opened,
-        }
-    }
+    let opened = wait_for(NODE_WAIT, || match open_node(device, flags) {
+        Err(MounterError::NotFound(_)) => Ok(None),
+        opened => opened.map(Some),
+    })?;
+    opened.map_or_else(|| open_node(device, flags), Ok)
 }
 
 /// Probes the content of a device. The kernel first drops what it has cached: another node may have written since.

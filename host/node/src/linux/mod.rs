@@ -15,6 +15,7 @@ mod rbd;
 mod records;
 mod sysfs;
 mod tools;
+mod wait;
 
 use std::{
     ffi::OsStr,

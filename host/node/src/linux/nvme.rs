@@ -5,8 +5,7 @@ use std::{
     io::{self, Read as _, Write as _},
     net::SocketAddr,
     path::Path,
-    thread,
-    time::{Duration, Instant},
+    time::Duration,
 };
 
 use rustix::io::Errno;
@@ -16,6 +15,7 @@ use super::{
     paths::Result,
     probe,
     sysfs::{is_missing, read_attribute},
+    wait::{WaitTimes, wait_for},
 };
 use crate::{
     block_device::Device,
@@ -35,9 +35,9 @@ const PROBE_LIMIT: Duration = Duration::from_secs(5);
 const RECONNECT_DELAY: u32 = 2;
 const CONTROLLER_LOSS_TIMEOUT: u32 = 600;
 /// Maximum time and interval of the wait for a disk.
-const DISK_WAIT: (Duration, Duration) = (Duration::from_secs(10), Duration::from_millis(20));
+const DISK_WAIT: WaitTimes = (Duration::from_secs(10), Duration::from_millis(20));
 /// Maximum time and interval of the wait for a new size.
-const SIZE_WAIT: (Duration, Duration) = (Duration::from_secs(5), Duration::from_millis(20));
+const SIZE_WAIT: WaitTimes = (Duration::from_secs(5), Duration::from_millis(20));
 
 fn failed<T>(message: String) -> Result<T> {
     Err(MounterError::Failed(message))
@@ -146,16 +146,12 @@ pub(super) fn parse_disk(
 
 /// As [`disks`]. If none has the identifier, waits for it.
 pub(super) fn wait_for_disk(sysfs: &Path, awaited: Option<&NvmeNamespace>) -> Result<Vec<NvmeDisk>> {
-    let (limit, interval) = DISK_WAIT;
-    let started = Instant::now();
-    loop {
+    let found = wait_for(DISK_WAIT, || {
         let found = disks(sysfs)?;
         let is_complete = awaited.is_none_or(|awaited| found.iter().any(|disk| disk.has_id(awaited.id)));
-        if is_complete || started.elapsed() >= limit {
-            return Ok(found);
-        }
-        thread::sleep(interval);
-    }
+        Ok(is_complete.then_some(found))
+    })?;
+    found.map_or_else(|| disks(sysfs), Ok)
 }
 
 /// The options of a connection, as the kernel reads them from `/dev/nvme-fabrics`.
@@ -273,21 +269,15 @@ pub(super) fn rescan(
     if !trigger(sysfs, host, controller, "rescan_controller")? {
         return Ok(());
     }
-    let (limit, interval) = SIZE_WAIT;
-    let started = Instant::now();
-    while started.elapsed() < limit {
-        let found = disk(sysfs, &device.name)?;
-        if found.is_some_and(|found| found.device == *device && found.size >= size) {
-            return Ok(());
-        }
-        thread::sleep(interval);
-    }
-    Ok(())
+    let grown = wait_for(SIZE_WAIT, || {
+        Ok(disk(sysfs, &device.name)?.filter(|found| found.device == *device && found.size >= size))
+    });
+    grown.map(drop)
 }
 
 #[cfg(test)]
 mod tests {
-    use std::os::unix::fs::symlink;
+    use std::{os::unix::fs::symlink, thread};
 
     use super::*;
 

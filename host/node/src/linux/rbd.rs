@@ -5,7 +5,7 @@ use std::{
     io::{self, Write as _},
     path::Path,
     thread,
-    time::{Duration, Instant},
+    time::Duration,
 };
 
 use keyutils::{Key, KeyType, Keyring, SpecialKeyring};
@@ -15,6 +15,7 @@ use super::{
     paths::Result,
     probe,
     sysfs::{is_missing, read_attribute},
+    wait::{WaitTimes, wait_for},
 };
 use crate::{
     block_device::Device,
@@ -30,7 +31,7 @@ const MOUNT_TIMEOUT_SECONDS: u32 = 10;
 /// Attempts and interval of the removal of a device that is in use. udev may keep it open for a moment.
 const UNMAP_RETRY: (u32, Duration) = (20, Duration::from_millis(100));
 /// Maximum time and interval of the wait for a new size.
-const SIZE_WAIT: (Duration, Duration) = (Duration::from_secs(5), Duration::from_millis(20));
+const SIZE_WAIT: WaitTimes = (Duration::from_secs(5), Duration::from_millis(20));
 
 fn failed<T>(message: String) -> Result<T> {
     Err(MounterError::Failed(message))
@@ -247,15 +248,11 @@ pub(super) fn refresh(bus: &Path, expected: &RbdDevice, size: u64) -> Result<()>
         Err(error) if is_missing(&error) => return Ok(()),
         Err(error) => return failed(format!("the size of {} cannot be read: {error}", expected.device)),
     }
-    let (limit, interval) = SIZE_WAIT;
-    let started = Instant::now();
-    while started.elapsed() < limit {
-        if device(&directory, &expected.id)?.is_none_or(|current| current.size >= size) {
-            return Ok(());
-        }
-        thread::sleep(interval);
-    }
-    Ok(())
+    let grown = wait_for(SIZE_WAIT, || {
+        let is_grown = device(&directory, &expected.id)?.is_none_or(|current| current.size >= size);
+        Ok(is_grown.then_some(()))
+    });
+    grown.map(drop)
 }
 
 #[cfg(test)]

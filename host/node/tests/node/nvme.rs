@@ -4,13 +4,14 @@ use std::thread;
 
 use cofferdam_domain::storage::{ConnectionInfo, ErrorKind};
 use cofferdam_fake_host::FakeHost;
-use cofferdam_node::{ControllerState, DeviceContent, ExpandRequest, NodeVolumes};
+use cofferdam_node::{ControllerState, DeviceContent, NodeVolumes};
 
 use crate::{
     fault_injection::FaultyMounter,
     support::{
-        MIB, connection_info, make_directory_and_stage, mount_capability, nvme_namespace, parse_namespace,
-        policy, restart, single_writer, stage_request, staging_path, test_node,
+        MIB, connection_info, expand, make_directory_and_stage, mount_capability, nvme_namespace,
+        parse_namespace, policy, restart, single_writer, stage_request, stage_single_writer, staging_path,
+        test_node, unstage,
     },
 };
 
@@ -19,20 +20,7 @@ const NGUID: &str = "11111111111111111111111111111111";
 const UUID: &str = "0f6d1e52-3f3c-4e0a-9d0e-3f5f2f1b7a10";
 
 fn stage(node: &NodeVolumes<FaultyMounter>, volume: &str, connection: ConnectionInfo) -> Result<(), String> {
-    stage_kind(node, volume, connection).map_err(|(_, message)| message)
-}
-
-fn stage_kind(
-    node: &NodeVolumes<FaultyMounter>,
-    volume: &str,
-    connection: ConnectionInfo,
-) -> Result<(), (ErrorKind, String)> {
-    make_directory_and_stage(node, &stage_request(volume, connection, single_writer()))
-        .map_err(|error| (error.kind(), error.to_string()))
-}
-
-fn unstage(node: &NodeVolumes<FaultyMounter>, volume: &str) {
-    node.unstage(volume, &staging_path(volume)).unwrap();
+    stage_single_writer(node, volume, connection).map_err(|(_, message)| message)
 }
 
 /// The portals of the node role's controllers.
@@ -45,17 +33,6 @@ fn namespace(portals: &str, nqn: &str, nguid: &str) -> ConnectionInfo {
     connection_info("nvme-tcp", &[("portals", portals), ("nqn", nqn), ("nguid", nguid)])
 }
 
-fn expand(node: &NodeVolumes<FaultyMounter>, required: u64) -> Result<Option<u64>, String> {
-    let request = ExpandRequest {
-        volume: "v".to_owned(),
-        volume_path: staging_path("v"),
-        required: Some(required),
-        limit: None,
-        is_size_published: true,
-    };
-    node.expand(&request).map_err(|error| error.to_string())
-}
-
 #[test]
 fn a_portal_or_subsystem_outside_the_policy_is_denied() {
     let node = test_node();
@@ -66,7 +43,7 @@ fn a_portal_or_subsystem_outside_the_policy_is_denied() {
         ("[::ffff:192.0.2.1]:4420", ONE),
         ("10.0.0.8:4420", "nqn.2024-01.com.example.other:one"),
     ] {
-        let (kind, message) = stage_kind(&node, "v", namespace(portals, nqn, NGUID)).unwrap_err();
+        let (kind, message) = stage_single_writer(&node, "v", namespace(portals, nqn, NGUID)).unwrap_err();
         assert_eq!(kind, ErrorKind::PermissionDenied, "{portals} {nqn}: {message}");
     }
     assert_eq!(node.mounter().faults().effects, Vec::<String>::new());
@@ -160,7 +137,7 @@ fn two_volumes_never_have_one_namespace() {
         connection_info("nvme-tcp", &[fields[0], fields[1], ("uuid", digits_as_uuid)]),
         by_uuid.clone(),
     ] {
-        let (kind, message) = stage_kind(&node, "w", second).unwrap_err();
+        let (kind, message) = stage_single_writer(&node, "w", second).unwrap_err();
         assert_eq!(kind, ErrorKind::FailedPrecondition, "{message}");
     }
     // The volume is not mounted, but recorded with the other identifier.

@@ -1,45 +1,18 @@
 //! Kind `rbd`: which images are mapped and unmapped, and which devices are used.
 
 use cofferdam_domain::storage::{ConnectionInfo, ErrorKind, Secrets};
-use cofferdam_node::{DeviceContent, ExpandRequest, Mounter as _, NodeVolumes};
+use cofferdam_node::{DeviceContent, Mounter as _};
 
-use crate::{
-    fault_injection::FaultyMounter,
-    support::{
-        FSID, MIB, ceph_secrets, make_directory_and_stage, parse_image, policy, rbd_image, restart,
-        single_writer, stage_request, staging_path, test_node,
-    },
+use crate::support::{
+    FSID, MIB, ceph_secrets, expand, make_directory_and_stage, parse_image, policy, rbd_image, restart,
+    single_writer, stage_request, stage_single_writer as stage, staging_path, test_node, unstage,
 };
-
-fn stage(
-    node: &NodeVolumes<FaultyMounter>,
-    volume: &str,
-    connection: ConnectionInfo,
-) -> Result<(), (ErrorKind, String)> {
-    make_directory_and_stage(node, &stage_request(volume, connection, single_writer()))
-        .map_err(|error| (error.kind(), error.to_string()))
-}
-
-fn unstage(node: &NodeVolumes<FaultyMounter>, volume: &str) {
-    node.unstage(volume, &staging_path(volume)).unwrap();
-}
 
 /// The image with another value of a field.
 fn with_field(field: &str, value: &str) -> ConnectionInfo {
     let mut connection = rbd_image(1);
     connection.fields.insert(field.to_owned(), value.to_owned());
     connection
-}
-
-fn expand(node: &NodeVolumes<FaultyMounter>, required: u64) -> Result<Option<u64>, String> {
-    let request = ExpandRequest {
-        volume: "v".to_owned(),
-        volume_path: staging_path("v"),
-        required: Some(required),
-        limit: None,
-        is_size_published: true,
-    };
-    node.expand(&request).map_err(|error| error.to_string())
 }
 
 #[test]

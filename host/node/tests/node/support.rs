@@ -1,13 +1,13 @@
 //! Fixtures: volumes, paths and nodes.
 
 use cofferdam_domain::storage::{
-    AccessType, ConnectionInfo, CsiAccessMode, Secret, Secrets, VolumeCapability,
+    AccessType, ConnectionInfo, CsiAccessMode, ErrorKind, Secret, Secrets, VolumeCapability,
 };
 use cofferdam_fake_host::FakeHost;
 use cofferdam_node::{
-    ConnectionKind, DeviceContent, Filesystem, InlinePolicy, KubeletPath, KubeletRoots, NfsRule, NodeError,
-    NodePolicy, NodeVolumes, NvmeNamespace, NvmeRule, PublishInlineRequest, PublishRequest, RbdFields,
-    RbdImage, RbdRule, StableIdPattern, StageRequest,
+    ConnectionKind, DeviceContent, ExpandRequest, Filesystem, InlinePolicy, KubeletPath, KubeletRoots,
+    NfsRule, NodeError, NodePolicy, NodeVolumes, NvmeNamespace, NvmeRule, PublishInlineRequest,
+    PublishRequest, RbdFields, RbdImage, RbdRule, StableIdPattern, StageRequest,
 };
 
 use crate::fault_injection::FaultyMounter;
@@ -209,6 +209,32 @@ pub(crate) fn inline_request(name: &str, size: Option<u64>) -> PublishInlineRequ
         read_only: false,
         size,
     }
+}
+
+/// Stages a volume for a single writer. The error is its kind and message.
+pub(crate) fn stage_single_writer(
+    node: &NodeVolumes<FaultyMounter>,
+    volume: &str,
+    connection: ConnectionInfo,
+) -> Result<(), (ErrorKind, String)> {
+    make_directory_and_stage(node, &stage_request(volume, connection, single_writer()))
+        .map_err(|error| (error.kind(), error.to_string()))
+}
+
+pub(crate) fn unstage(node: &NodeVolumes<FaultyMounter>, volume: &str) {
+    node.unstage(volume, &staging_path(volume)).unwrap();
+}
+
+/// Expands the volume `v` at its staging path.
+pub(crate) fn expand(node: &NodeVolumes<FaultyMounter>, required: u64) -> Result<Option<u64>, String> {
+    let request = ExpandRequest {
+        volume: "v".to_owned(),
+        volume_path: staging_path("v"),
+        required: Some(required),
+        limit: None,
+        is_size_published: true,
+    };
+    node.expand(&request).map_err(|error| error.to_string())
 }
 
 /// Creates the staging directory and stages, like kubelet.
