@@ -173,17 +173,9 @@ impl BackendFixture {
     pub async fn write_manifest(&self, run: &SuiteRun) -> Result<PathBuf> {
         let file = |name: &str| self.directory.join(name);
         let (inspected, manifest) = (file("inspected.toml"), file("manifest.json"));
-        let component = self.component.display().to_string();
-        let config = inspected.display().to_string();
         fs::write(&inspected, &self.section)?;
-        // The state file has one owner, a process that may be running.
-        let state = file("inspected.redb").display().to_string();
-        #[rustfmt::skip] // flags with their values
-        let arguments = [
-            "backend", "inspect", &component, "--config", &config, "--name", CONFIG_SECTION,
-            "--state", &state, "--output", "manifest", "--compilation-cache", "off",
-        ];
-        fs::write(&manifest, process::run_to_completion(run.program(), &arguments).await?)?;
+        let text = inspect_component(run, &self.component, &inspected, CONFIG_SECTION).await?;
+        fs::write(&manifest, text)?;
         Ok(manifest)
     }
 
@@ -266,7 +258,36 @@ impl NodeRoles {
     }
 }
 
-async fn start_and_wait(run: &SuiteRun, spec: CommandSpec, page: &str) -> Result<(ManagedProcess, Client)> {
+/// The manifest of a component: what `cofferdam backend inspect` prints with the configuration's section `name`.
+///
+/// # Errors
+/// If the command fails.
+pub(crate) async fn inspect_component(
+    run: &SuiteRun,
+    component: &Path,
+    config: &Path,
+    name: &str,
+) -> Result<String> {
+    let text = |path: &Path| path.display().to_string();
+    // The state file has one owner, a process that may be running.
+    let (component, state, config) = (text(component), text(&config.with_extension("redb")), text(config));
+    #[rustfmt::skip] // flags with their values
+    let arguments = [
+        "backend", "inspect", &component, "--config", &config, "--name", name,
+        "--state", &state, "--output", "manifest", "--compilation-cache", "off",
+    ];
+    process::run_to_completion(run.program(), &arguments).await
+}
+
+/// Starts a process of Cofferdam with an HTTP endpoint, and waits until this page of it responds.
+///
+/// # Errors
+/// If it does not respond. The error contains the end of its log.
+pub(crate) async fn start_and_wait(
+    run: &SuiteRun,
+    spec: CommandSpec,
+    page: &str,
+) -> Result<(ManagedProcess, Client)> {
     let port = run.free_port()?;
     let mut process = ManagedProcess::start(run, spec.arg(format_args!("--http-endpoint=127.0.0.1:{port}")))?;
     let client = plain_client(port)?;

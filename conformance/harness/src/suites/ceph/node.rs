@@ -4,7 +4,6 @@
 use std::{
     fs,
     path::{Path, PathBuf},
-    time::Duration,
 };
 
 use anyhow::{Context as _, Result, ensure};
@@ -21,13 +20,12 @@ use tonic::{
 
 use super::{NAME, NODE_USER};
 use crate::{
+    backend::{inspect_component, start_and_wait},
     ceph::CephCluster,
-    control_plane,
     machine::{Machine, MachineNetwork, MachineSystem},
-    process::{self, CommandSpec, ManagedProcess},
+    process::{CommandSpec, ManagedProcess},
     run::SuiteRun,
     seeded_rng::seeded_rng,
-    sidecar::plain_client,
     suites::{
         csi_sanity::SanityCounts,
         network::{
@@ -38,7 +36,6 @@ use crate::{
     },
 };
 
-const READY_TIMEOUT: Duration = Duration::from_secs(120);
 /// Size of a volume in bytes before its growth. xfs needs 300 MiB.
 const SIZE: i64 = 320 << 20;
 /// The test of csi-sanity that fails: Ceph has no list of the nodes.
@@ -106,30 +103,19 @@ fn policy(cluster: &CephCluster) -> Result<String> {
 }
 
 async fn write_manifest(run: &SuiteRun, config: &Path) -> Result<PathBuf> {
-    let file = |name: &str| run.scratch().join(name).display().to_string();
-    let (component, state, config) =
-        (file("ceph.wasm"), file("inspected.redb"), config.display().to_string());
-    #[rustfmt::skip] // flags with their values
-    let arguments = [
-        "backend", "inspect", &component, "--config", &config, "--name", NAME,
-        "--state", &state, "--output", "manifest", "--compilation-cache", "off",
-    ];
     let manifest = run.scratch().join("manifest.json");
-    fs::write(&manifest, process::run_to_completion(run.program(), &arguments).await?)?;
+    let text = inspect_component(run, &run.scratch().join("ceph.wasm"), config, NAME).await?;
+    fs::write(&manifest, text)?;
     Ok(manifest)
 }
 
 async fn start_csi_server(run: &SuiteRun, config: &Path) -> Result<(ManagedProcess, PathBuf)> {
-    let (port, socket) = (run.free_port()?, run.scratch().join("controller.sock"));
+    let socket = run.scratch().join("controller.sock");
     let spec = CommandSpec::new("csi-server", run.program())
         .args(["run", "--role=csi-server"])
         .arg(format_args!("--config={}", config.display()))
-        .arg(format_args!("--csi-socket={}", socket.display()))
-        .arg(format_args!("--http-endpoint=127.0.0.1:{port}"));
-    let mut process = ManagedProcess::start(run, spec)?;
-    let client = plain_client(port)?;
-    process.wait_ready(READY_TIMEOUT, async || control_plane::probe_path(&client, "/readyz").await).await?;
-    Ok((process, socket))
+        .arg(format_args!("--csi-socket={}", socket.display()));
+    Ok((start_and_wait(run, spec, "/readyz").await?.0, socket))
 }
 
 /// The driver behind the role `csi-server`.
