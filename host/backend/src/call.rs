@@ -21,7 +21,7 @@ use tokio::{
 };
 
 use crate::{
-    Call, CallMetrics, ContractViolation, Redactor,
+    Call, CallMetrics, ContractViolation, InFlightGuard, Redactor,
     in_flight::{InFlightTable, OperationConflict, OperationKey, OperationPermit, OperationRequest},
 };
 
@@ -403,6 +403,23 @@ pub fn is_deletion_in_doubt(in_flight: &InFlightTable, handle: &VolumeHandle) ->
         == Some(OperationConflict::PendingOperation(DELETE_VOLUME))
 }
 
+/// A call that is admitted and whose operation is registered.
+pub struct BegunCall<X: Exchange, U> {
+    started: Instant,
+    method: &'static str,
+    exchange: X,
+    context: CallContext,
+    convert: ResponseConverter<X::Response, U>,
+    alias_update: AliasUpdate<U>,
+    _in_flight: InFlightGuard,
+}
+
+impl<X: Exchange, U> fmt::Debug for BegunCall<X, U> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("BegunCall").field("method", &self.method).finish_non_exhaustive()
+    }
+}
+
 /// Runs the calls of one driver.
 #[derive(Debug)]
 pub struct CallRunner {
@@ -435,50 +452,75 @@ impl CallRunner {
         *self.secrets.lock() = secrets;
     }
 
-    /// Runs one call that started at `started`:
-    ///
-    /// 1. Ask the exchange for admission.
-    /// 2. Register the operation.
-    /// 3. Acquire a permit of `limit`.
-    /// 4. Perform the exchange.
-    /// 5. Convert and check the response.
-    /// 6. Record metrics and the operation's result.
-    ///
-    /// A dropped future leaves the operation in doubt if the driver was reached.
+    /// Runs one call that started at `started`: [`begin`](Self::begin) and [`finish`](Self::finish).
     ///
     /// # Errors
-    /// The driver's error, or the reason for a call without a usable response. Only an error that the driver
-    /// reported can be final.
+    /// Those of `begin` and `finish`.
     pub async fn run<X: Exchange, U>(
         &self,
         started: Instant,
         call: Call,
         spec: CallSpec<X::Response, U>,
         limit: &ConcurrencyLimit,
-        mut exchange: X,
+        exchange: X,
         request: X::Request,
     ) -> Result<U, StorageError> {
-        let _in_flight = self.metrics.start();
+        let call = self.begin(started, call, spec, exchange)?;
+        self.finish(call, limit, request).await
+    }
+
+    /// Begins a call that started at `started`:
+    ///
+    /// 1. Ask the exchange for admission.
+    /// 2. Register the operation. It stays registered until the returned call is finished or dropped.
+    ///
+    /// # Errors
+    /// The call is not admitted, or conflicts with an operation. It has no effect.
+    pub fn begin<X: Exchange, U>(
+        &self,
+        started: Instant,
+        call: Call,
+        spec: CallSpec<X::Response, U>,
+        mut exchange: X,
+    ) -> Result<BegunCall<X, U>, StorageError> {
+        let in_flight = self.metrics.start();
         let CallSpec { method, operation, read_object: _, convert, alias_update } = spec;
         let secrets = self.secrets(&call);
         let redactor = Redactor::new(secrets.clone());
         let timeout = call.deadline.min(self.timeout);
-        if let Err(failure) = exchange.admit(started, timeout) {
-            return self.conclude(started, method, exchange, &redactor, Err(failure));
-        }
-        let permit = match operation.map(|operation| self.in_flight.acquire(operation)).transpose() {
+        let admitted = exchange.admit(started, timeout).and_then(|()| {
+            let permit = operation.map(|operation| self.in_flight.acquire(operation)).transpose();
+            permit.map_err(X::Failure::from)
+        });
+        let permit = match admitted {
             Ok(permit) => permit,
-            Err(conflict) => {
-                return self.conclude(started, method, exchange, &redactor, Err(conflict.into()));
-            }
+            Err(failure) => return self.conclude(started, method, exchange, &redactor, Err(failure)),
         };
-        let context = CallContext {
-            deadline: started + timeout,
-            term: call.term,
-            secrets,
-            redactor: redactor.clone(),
-            operation_permit: permit.clone(),
-        };
+        let deadline = started + timeout;
+        let context = CallContext { deadline, term: call.term, secrets, redactor, operation_permit: permit };
+        Ok(BegunCall { started, method, exchange, context, convert, alias_update, _in_flight: in_flight })
+    }
+
+    /// Finishes a call:
+    ///
+    /// 1. Acquire a permit of `limit`.
+    /// 2. Perform the exchange.
+    /// 3. Convert and check the response.
+    /// 4. Record metrics and the operation's result.
+    ///
+    /// A dropped future leaves the operation in doubt if the driver was reached.
+    ///
+    /// # Errors
+    /// The driver's error, or the reason for a call without a usable response. Only an error that the driver
+    /// reported can be final.
+    pub async fn finish<X: Exchange, U>(
+        &self,
+        call: BegunCall<X, U>,
+        limit: &ConcurrencyLimit,
+        request: X::Request,
+    ) -> Result<U, StorageError> {
+        let BegunCall { started, method, mut exchange, context, convert, alias_update, _in_flight } = call;
+        let (redactor, permit) = (context.redactor.clone(), context.operation_permit.clone());
         let response = match limit.acquire(context.deadline).await {
             Ok(_concurrency_permit) => exchange.perform(context, request).await,
             Err(overloaded) => Err(overloaded.into()),

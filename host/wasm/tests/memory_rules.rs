@@ -18,6 +18,7 @@ use cofferdam_domain::{
 };
 use cofferdam_wasm::WasmBackend;
 use common::{call, create, engine, load_memory_backend, request};
+use futures::FutureExt as _;
 
 const GIB: u64 = 1 << 30;
 
@@ -516,4 +517,16 @@ async fn invalid_strings_never_trap_the_driver() {
     }
     assert_eq!(backend.probe(call()).await, Ok(Readiness::Ready));
     assert_eq!(backend.state_keys(), [""; 0]);
+}
+
+#[tokio::test]
+async fn an_abandoned_call_is_in_flight_from_its_first_poll() {
+    let backend = load_memory_backend(&engine(), &[("latency-ms", "create=60000")]).await;
+    for round in 0..20 {
+        let name = format!("v-{round}");
+        let abandoned = create(&backend, &name, GIB).now_or_never();
+        let repeated = create(&backend, &name, GIB).now_or_never();
+        let Some(Err(error)) = repeated else { panic!("{name}: {abandoned:?}, then {repeated:?}") };
+        assert_eq!(error.kind, ErrorKind::Aborted, "{error}");
+    }
 }

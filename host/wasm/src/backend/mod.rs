@@ -170,17 +170,18 @@ impl WasmBackend {
         let backend = Arc::clone(&self.inner);
         let span = tracing::debug_span!("backend", driver = %self.driver(), method);
         let subject = backend.breaker().subject(&spec.subject());
-        let task = {
-            let backend = Arc::clone(&backend);
-            let exchange = GuestExchange::new(&backend, method, subject).checking_secrets(&call);
-            async move {
-                let BackendInner { runner, concurrency, .. } = &*backend;
-                let result = runner.run(started, call, spec, concurrency, exchange, function).await;
-                backend.metrics.set_state_usage(backend.shared_state().capabilities.state.usage());
-                result
-            }
-        };
+        let exchange = GuestExchange::new(&backend, method, subject).checking_secrets(&call);
         async move {
+            // Before the task starts: a call that follows an abandoned one conflicts with it.
+            let begun = span.in_scope(|| backend.runner.begin(started, call, spec, exchange))?;
+            let task = {
+                let backend = Arc::clone(&backend);
+                async move {
+                    let result = backend.runner.finish(begun, &backend.concurrency, function).await;
+                    backend.metrics.set_state_usage(backend.shared_state().capabilities.state.usage());
+                    result
+                }
+            };
             backend.engine.guest_runtime().spawn(task.instrument(span)).await.unwrap_or_else(|error| {
                 let driver = &backend.description.name;
                 let error = task_failure(&error);
