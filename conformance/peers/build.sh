@@ -82,6 +82,7 @@ distribution() {
 /usr/bin/faketime|faketime
 /usr/bin/strace|strace
 /usr/bin/ip|iproute2
+/usr/bin/openssl|openssl
 /usr/sbin/mkfs.ext4|e2fsprogs
 /usr/sbin/mkfs.xfs|xfsprogs
 END

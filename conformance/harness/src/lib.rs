@@ -33,6 +33,7 @@ pub mod namespace_init;
 pub mod namespaces;
 pub(crate) mod network_link;
 pub mod node;
+mod node_files;
 pub mod peers;
 pub(crate) mod planted_secret;
 pub(crate) mod pod;

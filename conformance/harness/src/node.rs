@@ -1,22 +1,16 @@
 //! A node: kubelet, containerd, runc and CNI. Each node of a run has a container runtime of its own.
 
-use std::{
-    collections::BTreeSet,
-    fs,
-    path::{Path, PathBuf},
-    time::Duration,
-};
+use std::{collections::BTreeSet, fs, path::Path, time::Duration};
 
 use anyhow::{Context as _, Result, ensure};
 use k8s_openapi::api::{core::v1::Node as NodeObject, storage::v1::CSINode};
 use kube::{Api, Client};
 use rustix::process::{Pid, Signal, kill_process};
-use serde_json::{Value, json};
 
 use crate::{
     control_plane::{ApiUser, ControlPlane},
     image,
-    peers::{CNI_PLUGINS, RUNC},
+    node_files::{KubeletOptions, NodePaths},
     process::{self, CommandSpec, ManagedProcess},
     run::SuiteRun,
     wait::until,
@@ -31,43 +25,23 @@ const DEFAULT_KUBELET_ROOT: &str = "/var/lib/kubelet";
 /// Size of the disk of kubelet's root in bytes.
 const DISK_BYTES: u64 = 1 << 30;
 
-/// Directories and addresses of a node.
-#[derive(Clone, Debug)]
-struct NodePaths {
-    /// Suffix of the names of directories and logs; empty for the first node.
-    suffix: String,
-    /// Files of containerd and CNI, and kubelet's configuration.
-    directory: PathBuf,
-    /// kubelet's root: plugins and pods.
-    root: PathBuf,
-    /// State of containerd that a reboot removes.
-    state: PathBuf,
-    /// Subnet of the pods.
-    subnet: String,
+/// Runs `ctr` for the containers of a node's kubelet.
+async fn ctr(run: &SuiteRun, paths: &NodePaths, arguments: &[&str]) -> Result<String> {
+    let socket = paths.socket();
+    let mut all = vec!["--address", &socket, "--namespace", "k8s.io"];
+    all.extend(arguments);
+    process::run_to_completion(run.peers().program("ctr")?, &all).await
 }
 
-impl NodePaths {
-    /// The paths of the node `number` of a run.
-    fn new(run: &SuiteRun, number: u8) -> Self {
-        let suffix = if number == 0 { String::new() } else { format!("-{number}") };
-        Self {
-            directory: run.scratch().join(format!("node{suffix}")),
-            root: run.scratch().join(format!("kubelet{suffix}")),
-            state: format!("{CONTAINERD_STATE}{suffix}").into(),
-            subnet: format!("10.88.{number}.0/24"),
-            suffix,
-        }
-    }
-
-    fn socket(&self) -> String {
-        self.state.join("containerd.sock").display().to_string()
-    }
-
-    async fn ctr(&self, run: &SuiteRun, arguments: &[&str]) -> Result<String> {
-        let socket = self.socket();
-        let mut all = vec!["--address", &socket, "--namespace", "k8s.io"];
-        all.extend(arguments);
-        process::run_to_completion(run.peers().program("ctr")?, &all).await
+/// The paths of the node `number` of a run.
+fn node_paths(run: &SuiteRun, number: u8) -> NodePaths {
+    let suffix = if number == 0 { String::new() } else { format!("-{number}") };
+    NodePaths {
+        directory: run.scratch().join(format!("node{suffix}")),
+        root: run.scratch().join(format!("kubelet{suffix}")),
+        state: format!("{CONTAINERD_STATE}{suffix}").into(),
+        subnet: format!("10.88.{number}.0/24"),
+        suffix,
     }
 }
 
@@ -119,7 +93,7 @@ impl KubeletNode {
     /// # Errors
     /// As [`start`](Self::start).
     pub async fn start_at_default_root(run: &SuiteRun, plane: &ControlPlane, name: &str) -> Result<Self> {
-        let paths = NodePaths { root: DEFAULT_KUBELET_ROOT.into(), ..NodePaths::new(run, 0) };
+        let paths = NodePaths { root: DEFAULT_KUBELET_ROOT.into(), ..node_paths(run, 0) };
         Self::start_in(run, plane, name, paths, false).await
     }
 
@@ -130,7 +104,7 @@ impl KubeletNode {
         number: u8,
         has_disk: bool,
     ) -> Result<Self> {
-        Self::start_in(run, plane, name, NodePaths::new(run, number), has_disk).await
+        Self::start_in(run, plane, name, node_paths(run, number), has_disk).await
     }
 
     async fn start_in(
@@ -141,7 +115,7 @@ impl KubeletNode {
         has_disk: bool,
     ) -> Result<Self> {
         fs::create_dir_all(paths.directory.join("cni"))?;
-        fs::write(paths.directory.join("cni/10-conformance.conflist"), cni_config(&paths).to_string())?;
+        fs::write(paths.directory.join("cni/10-conformance.conflist"), paths.cni_config().to_string())?;
         let containerd = start_containerd(run, &paths).await?;
         if has_disk {
             mount_disk("mkfs.ext4", &run.scratch().join("disk"), DISK_BYTES, &paths.root).await?;
@@ -158,13 +132,13 @@ impl KubeletNode {
     /// # Errors
     /// If containerd rejects the archive.
     pub(crate) async fn import_images(&self, run: &SuiteRun, archive: &Path) -> Result<()> {
-        self.paths.ctr(run, &["images", "import", &archive.display().to_string()]).await?;
+        ctr(run, &self.paths, &["images", "import", &archive.display().to_string()]).await?;
         Ok(())
     }
 
     /// Removes an image from containerd. Its containers continue.
     pub(crate) async fn remove_image(&self, run: &SuiteRun, image: &str) -> Result<()> {
-        self.paths.ctr(run, &["images", "rm", "--sync", image]).await?;
+        ctr(run, &self.paths, &["images", "rm", "--sync", image]).await?;
         Ok(())
     }
 
@@ -190,18 +164,8 @@ impl KubeletNode {
     /// # Errors
     /// If it does not become Ready. The error contains the end of kubelet's log.
     pub async fn wait_ready(&mut self, plane: &ControlPlane) -> Result<()> {
-        let nodes: Api<NodeObject> = Api::all(plane.client().clone());
         let name = &self.name;
-        self.kubelet
-            .wait_ready(READY_TIMEOUT, async || {
-                let node = nodes.get(name).await?;
-                let conditions = node.status.and_then(|status| status.conditions).unwrap_or_default();
-                let ready = conditions.into_iter().find(|condition| condition.type_ == "Ready");
-                let ready = ready.context("it has no condition Ready")?;
-                ensure!(ready.status == "True", "{}", ready.message.unwrap_or_default());
-                Ok(())
-            })
-            .await
+        self.kubelet.wait_ready(READY_TIMEOUT, async || ensure_ready(plane.client(), name).await).await
     }
 
     /// Waits until no mount or container of a pod is left on this node, and no pod network on any node of the
@@ -234,7 +198,7 @@ impl KubeletNode {
             };
             let mounted = mounts.lines().find(at);
             ensure!(mounted.is_none(), "mounted: {}", mounted.unwrap_or_default());
-            let tasks = self.paths.ctr(run, &["tasks", "list", "--quiet"]).await?;
+            let tasks = ctr(run, &self.paths, &["tasks", "list", "--quiet"]).await?;
             ensure!(tasks.trim().is_empty(), "containers: {}", tasks.trim());
             Ok(())
         })
@@ -303,7 +267,7 @@ impl KubeletNode {
         self.containerd.restart()?;
         let paths = &self.paths;
         self.containerd
-            .wait_ready(READY_TIMEOUT, async || paths.ctr(run, &["version"]).await.map(|_| ()))
+            .wait_ready(READY_TIMEOUT, async || ctr(run, paths, &["version"]).await.map(|_| ()))
             .await?;
         self.kubelet.restart()?;
         self.wait_ready(plane).await
@@ -404,70 +368,31 @@ pub(crate) async fn mount_disk(mkfs: &str, disk: &Path, bytes: u64, directory: &
 async fn start_containerd(run: &SuiteRun, paths: &NodePaths) -> Result<ManagedProcess> {
     let directory = &paths.directory;
     let configuration = directory.join("containerd.toml");
-    fs::write(
-        &configuration,
-        format!(
-            r#"version = 3
-root = "{root}"
-state = "{state}"
-
-[grpc]
-  address = "{socket}"
-
-[plugins."io.containerd.internal.v1.opt"]
-  path = "{opt}"
-
-[plugins."io.containerd.cri.v1.images".pinned_images]
-  sandbox = "{pause}"
-
-[plugins."io.containerd.cri.v1.runtime"]
-  # Where the machine is a container itself, nobody may lower a score.
-  restrict_oom_score_adj = true
-  [plugins."io.containerd.cri.v1.runtime".cni]
-    bin_dirs = ["{CNI_PLUGINS}"]
-    conf_dir = "{cni}"
-  [plugins."io.containerd.cri.v1.runtime".containerd.runtimes.runc]
-    runtime_type = "io.containerd.runc.v2"
-    [plugins."io.containerd.cri.v1.runtime".containerd.runtimes.runc.options]
-      BinaryName = "{RUNC}"
-      SystemdCgroup = false
-"#,
-            root = directory.join("containerd").display(),
-            state = paths.state.display(),
-            socket = paths.socket(),
-            opt = directory.join("opt").display(),
-            cni = directory.join("cni").display(),
-            pause = image::PAUSE_IMAGE,
-        ),
-    )?;
+    fs::write(&configuration, paths.containerd_config())?;
     let path = format!("{}:/usr/sbin:/usr/bin:/sbin:/bin", run.peers().directory().display());
     let spec = CommandSpec::new(format!("containerd{}", paths.suffix), run.peers().program("containerd")?)
         .arg(format_args!("--config={}", configuration.display()))
         .env("PATH", path);
     let mut process = ManagedProcess::start(run, spec)?;
-    process.wait_ready(READY_TIMEOUT, async || paths.ctr(run, &["version"]).await.map(|_| ())).await?;
-    let images = directory.join("images");
+    process.wait_ready(READY_TIMEOUT, async || ctr(run, paths, &["version"]).await.map(|_| ())).await?;
+    let images = run.scratch().join(format!("pod-images{}", paths.suffix));
     fs::create_dir_all(&images)?;
     let archive = image::write_archive(&images).await?.display().to_string();
-    paths.ctr(run, &["images", "import", &archive]).await?;
+    ctr(run, paths, &["images", "import", &archive]).await?;
     Ok(process)
 }
 
-fn cni_config(paths: &NodePaths) -> Value {
-    json!({
-        "cniVersion": "1.0.0",
-        "name": "conformance",
-        "plugins": [{
-            "type": "ptp",
-            "ipMasq": false,
-            "ipam": {
-                "type": "host-local",
-                "dataDir": paths.directory.join("addresses"),
-                "ranges": [[{ "subnet": paths.subnet }]],
-                "routes": [{ "dst": "0.0.0.0/0" }],
-            },
-        }],
-    })
+/// Writes the images of the harness and of further archives to the directory of a node that does not run.
+///
+/// # Errors
+/// If containerd does not become ready, or rejects an archive.
+pub(crate) async fn write_images(run: &SuiteRun, paths: &NodePaths, archives: &[&Path]) -> Result<()> {
+    fs::create_dir_all(&paths.directory)?;
+    let mut containerd = start_containerd(run, paths).await?;
+    for archive in archives {
+        ctr(run, paths, &["images", "import", &archive.display().to_string()]).await?;
+    }
+    containerd.stop().await
 }
 
 fn kubelet_command(
@@ -478,53 +403,36 @@ fn kubelet_command(
     has_disk: bool,
 ) -> Result<CommandSpec> {
     let directory = &paths.directory;
-    let resolver = directory.join("resolv.conf");
-    fs::write(&resolver, "")?;
+    fs::write(paths.resolver(), "")?;
     let configuration = directory.join("kubelet.json");
-    let text = json!({
-        "apiVersion": "kubelet.config.k8s.io/v1beta1",
-        "kind": "KubeletConfiguration",
-        "port": run.free_port()?,
-        "healthzPort": run.free_port()?,
-        "containerRuntimeEndpoint": format!("unix://{}", paths.socket()),
-        // kube-apiserver connects to the node's address, so kubelet listens on all. Clients need a
-        // certificate.
-        "authentication": {
-            "anonymous": { "enabled": false },
-            "webhook": { "enabled": false },
-            "x509": { "clientCAFile": plane.authority().file() },
-        },
-        "authorization": { "mode": "AlwaysAllow" },
-        "cgroupDriver": "cgroupfs",
+    let options = KubeletOptions {
+        ports: [run.free_port()?, run.free_port()?],
+        client_authority: &plane.authority().file(),
         // The run's name, by which leftovers of a killed run are found.
-        "cgroupRoot": Path::new("/").join(run.scratch().file_name().unwrap_or_default()),
-        "failCgroupV1": false,
-        // Mounts and detaches wait for `volumesInUse` of the Node status.
-        "nodeStatusUpdateFrequency": "1s",
-        // kubelet renews its lease four times within this duration.
-        "nodeLeaseDurationSeconds": 8,
-        "volumeStatsAggPeriod": "1s",
-        "cgroupsPerQOS": false,
-        "enforceNodeAllocatable": [],
-        "failSwapOn": false,
-        "makeIPTablesUtilChains": false,
-        "localStorageCapacityIsolation": has_disk,
-        "evictionHard": {
-            "memory.available": "0%", "nodefs.available": "0%", "nodefs.inodesFree": "0%",
-            "imagefs.available": "0%", "imagefs.inodesFree": "0%",
-        },
-        "imageGCHighThresholdPercent": 100,
-        "resolvConf": resolver,
-        "volumePluginDir": directory.join("volume-plugins"),
-        "podLogsDir": directory.join("pod-logs"),
-    });
-    fs::write(&configuration, text.to_string())?;
+        cgroup: &Path::new("/").join(run.scratch().file_name().unwrap_or_default()),
+        has_disk,
+        is_slow: false,
+    };
+    fs::write(&configuration, paths.kubelet_config(&options).to_string())?;
     Ok(CommandSpec::new(format!("kubelet{}", paths.suffix), run.peers().program("kubelet")?)
         .arg(format_args!("--config={}", configuration.display()))
         .arg(format_args!("--kubeconfig={}", plane.kubeconfig(ApiUser::Node(name))?.display()))
         .arg(format_args!("--root-dir={}", paths.root.display()))
         .arg(format_args!("--cert-dir={}", directory.join("pki").display()))
         .arg(format_args!("--hostname-override={name}")))
+}
+
+/// Checks that a node is Ready.
+///
+/// # Errors
+/// If it is not, or the request fails.
+pub(crate) async fn ensure_ready(client: &Client, name: &str) -> Result<()> {
+    let node = Api::<NodeObject>::all(client.clone()).get(name).await?;
+    let conditions = node.status.and_then(|status| status.conditions).unwrap_or_default();
+    let ready = conditions.into_iter().find(|condition| condition.type_ == "Ready");
+    let ready = ready.context("it has no condition Ready")?;
+    ensure!(ready.status == "True", "{}", ready.message.unwrap_or_default());
+    Ok(())
 }
 
 /// Checks that kubelet has registered a driver on a node.

@@ -6,6 +6,7 @@
 //! can be cut.
 
 mod agent;
+mod kubelet;
 mod monitor;
 mod system;
 
@@ -22,7 +23,7 @@ use tokio::{
 };
 
 use self::agent::{AgentRequest, ScriptOutput};
-pub(crate) use self::{agent::serve as serve_agent, system::MachineSystem};
+pub(crate) use self::{agent::serve as serve_agent, kubelet::MachineKubelet, system::MachineSystem};
 use crate::{process::ManagedProcess, run::SuiteRun, wait::until};
 
 /// Address of this machine on the network `eth0`.
@@ -167,6 +168,25 @@ impl Machine {
     /// As [`shell`](Self::shell).
     pub(crate) async fn write(&self, path: &str, text: &str) -> Result<()> {
         self.shell_with_input(&format!("cat > {path}"), text).await.map(drop)
+    }
+
+    /// Starts a program, which runs until the machine ends and logs to `/run/NAME.log`.
+    ///
+    /// # Errors
+    /// As [`shell`](Self::shell).
+    pub(crate) async fn start_program(&self, name: &str, command: &str) -> Result<()> {
+        self.shell(&format!("{command} </dev/null >>/run/{name}.log 2>&1 &")).await.map(drop)
+    }
+
+    /// Adds the end of the log of a program to an error.
+    ///
+    /// # Errors
+    /// That of the future.
+    pub(crate) async fn with_log<T>(&self, name: &str, result: impl Future<Output = Result<T>>) -> Result<T> {
+        match result.await {
+            Err(error) => Err(error.context(self.shell(&format!("tail -n 12 /run/{name}.log")).await?)),
+            result => result,
+        }
     }
 
     /// Waits until a file exists.

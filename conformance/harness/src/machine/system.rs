@@ -21,7 +21,8 @@ const PACKAGES: &str = include_str!("../../../machines/packages.toml");
 const INIT: &str = include_str!("../../../machines/init");
 const START: &str = include_str!("../../../machines/start");
 /// Files of `/etc`.
-const ETC: [(&str, &str); 3] = [
+const ETC: [(&str, &str); 4] = [
+    ("hosts", include_str!("../../../machines/hosts")),
     ("inittab", include_str!("../../../machines/inittab")),
     ("passwd", include_str!("../../../machines/passwd")),
     ("group", include_str!("../../../machines/group")),
@@ -63,13 +64,21 @@ pub(crate) struct MachineSystem {
 }
 
 impl MachineSystem {
+    /// As [`prepare_with`](Self::prepare_with), with csi-sanity.
+    ///
+    /// # Errors
+    /// As [`prepare_with`](Self::prepare_with).
+    pub(crate) async fn prepare(run: &SuiteRun) -> Result<Self> {
+        Self::prepare_with(run, &[run.peers().program("csi-sanity")?]).await
+    }
+
     /// Unpacks the packages unless the cache has them, and writes the disk of the programs: `cofferdam`, this
-    /// program, and csi-sanity. The programs run with Debian's C library.
+    /// program, and further files. Programs that are not static use Debian's C library.
     ///
     /// # Errors
     /// If apt has no version of a package, a download fails, a module is missing, or a file cannot be
     /// written.
-    pub(crate) async fn prepare(run: &SuiteRun) -> Result<Self> {
+    pub(crate) async fn prepare_with(run: &SuiteRun, files: &[PathBuf]) -> Result<Self> {
         let etc = ETC.map(|(_, text)| text);
         let sources = [LAYOUT, PACKAGES, INIT, START].into_iter().chain(etc).collect::<String>();
         let digest: String =
@@ -89,8 +98,10 @@ impl MachineSystem {
         let programs = run.scratch().join("programs.img");
         let staged = run.scratch().join("programs");
         fs::create_dir_all(&staged)?;
-        for program in [run.program(), &std::env::current_exe()?, &run.peers().program("csi-sanity")?] {
-            fs::copy(program, staged.join(program.file_name().unwrap_or_default()))?;
+        let programs_under_test = [run.program().to_owned(), std::env::current_exe()?];
+        for file in programs_under_test.iter().chain(files) {
+            fs::copy(file, staged.join(file.file_name().unwrap_or_default()))
+                .with_context(|| format!("cannot copy {}", file.display()))?;
         }
         write_disk(&staged, &programs).await?;
         fs::remove_dir_all(&staged)?;

@@ -1,5 +1,6 @@
 //! The driver for Ceph on a real Ceph: `cofferdam backend test`, and a cluster for people.
 
+pub(super) mod guide;
 mod node;
 
 use std::{

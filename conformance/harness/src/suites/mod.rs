@@ -256,11 +256,25 @@ pub const SUITES: &[Suite] = &[
         run: |run| Box::pin(network::run(run)),
     },
     Suite {
+        name: "network-pods",
+        description: "volumes of a network in pods of a kubelet in such a machine, and its events for wrong ones",
+        limit: MINUTE.saturating_mul(20),
+        lane: SuiteLane::Background,
+        run: |run| Box::pin(network::pods::run(run)),
+    },
+    Suite {
         name: "ceph",
         description: "the driver for Ceph passes the driver suite on Debian's Ceph",
         limit: MINUTE.saturating_mul(20),
         lane: SuiteLane::Background,
         run: |run| Box::pin(ceph::run(run)),
+    },
+    Suite {
+        name: "ceph-install",
+        description: "the guide of the driver for Ceph, from a cluster to a pod's data, with a kubelet in a machine",
+        limit: MINUTE.saturating_mul(20),
+        lane: SuiteLane::Main,
+        run: |run| Box::pin(ceph::guide::run(run)),
     },
     Suite {
         name: "interop",

@@ -98,7 +98,7 @@ pub(super) fn chart_directory() -> PathBuf {
 }
 
 /// The root of the source tree.
-pub(super) fn source_directory() -> PathBuf {
+pub(in crate::suites) fn source_directory() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
 }
 

@@ -18,7 +18,7 @@ use crate::{peers, process, run::SuiteRun};
 /// Prefix of the images' names in containerd.
 const PREFIX: &str = "conformance.cofferdam.dev";
 /// Name of the controller's image in containerd, without the tag.
-pub(super) const REPOSITORY: &str = "conformance.cofferdam.dev/cofferdam";
+pub(in crate::suites) const REPOSITORY: &str = "conformance.cofferdam.dev/cofferdam";
 /// The image of the Go driver.
 pub(super) const DRIVER_IMAGE: &str = "conformance.cofferdam.dev/csi-driver:1";
 /// The image with the component of the driver `pool`, and its file in the image.
@@ -37,7 +37,7 @@ pub(super) fn name(version: &str) -> String {
 ///
 /// # Errors
 /// If a program or package cannot be read, a layer cannot be made, or a file cannot be written.
-pub(super) async fn write(run: &SuiteRun) -> Result<PathBuf> {
+pub(in crate::suites) async fn write(run: &SuiteRun) -> Result<PathBuf> {
     let stripped = run.scratch().join("cofferdam-stripped");
     let (program, output) = (run.program().display().to_string(), stripped.display().to_string());
     process::run_to_completion("strip", &["-o", &output, &program]).await?;

@@ -6,8 +6,8 @@ mod admission;
 mod component;
 mod csi_driver;
 mod definitions;
-mod helm;
-mod images;
+pub(super) mod helm;
+pub(super) mod images;
 mod node_local;
 mod values;
 
@@ -45,7 +45,7 @@ use crate::{
 };
 
 const TIMEOUT: Duration = Duration::from_secs(240);
-const NODE: &str = "node-1";
+pub(super) const NODE: &str = "node-1";
 /// Namespaces of the releases `memory` and `my-array`, which are installed one after the other.
 const NAMESPACE: &str = "storage";
 const NODE_NAMESPACE: &str = "storage-node";
@@ -54,7 +54,7 @@ const CLEAN_UP_PAGE: &str = "deploy/README.md";
 const CLEAN_UP_COMMAND: &str = "kubectl --namespace storage delete ";
 const PRINTED_DRIVER: &str = "array.example.com";
 /// The versions of the image.
-const VERSIONS: [&str; 2] = ["v1", "v2"];
+pub(super) const VERSIONS: [&str; 2] = ["v1", "v2"];
 
 pub(super) async fn run(run: &SuiteRun) -> Result<()> {
     let phases = Phases::default();

@@ -7,11 +7,12 @@ pub(super) mod node;
 mod node_loss;
 mod nvme;
 mod outage;
+pub(super) mod pods;
 pub(super) mod sanity;
 mod speed;
 mod writer;
 
-use std::{env, fs::File};
+use std::{env, fs::File, path::PathBuf};
 
 use anyhow::{Context as _, Result};
 
@@ -38,13 +39,9 @@ pub(super) async fn run(run: &SuiteRun) -> Result<()> {
     let mut rng = seeded_rng()?;
     let system = MachineSystem::prepare(run).await?;
     let network = MachineNetwork::new(run)?;
-    let disk = |name: &str, bytes: u64| {
-        let path = run.scratch().join(format!("disk-{name}"));
-        File::create(&path)?.set_len(bytes)?;
-        anyhow::Ok(path)
-    };
-    let node_disks = [disk("node", DISK_BYTES)?, disk("local", local_disk::SIZES[0])?];
-    let (server_disks, other_disks) = ([disk("server", DISK_BYTES)?], [disk("other-server", DISK_BYTES)?]);
+    let disk = |name: &str| create_disk(run, name, DISK_BYTES);
+    let node_disks = [disk("node")?, create_disk(run, "local", local_disk::SIZES[0])?];
+    let (server_disks, other_disks) = ([disk("server")?], [disk("other-server")?]);
     let (mut machine, mut server, other) = tokio::try_join!(
         Machine::start(run, &system, "node", network, 1, &node_disks),
         Machine::start(run, &system, "server", network, 2, &server_disks),
@@ -102,6 +99,13 @@ pub(super) fn rounds() -> Result<usize> {
         Ok(text) => text.parse().with_context(|| format!("ROUNDS={text:?}: expected a number")),
         Err(_) => Ok(ROUNDS),
     }
+}
+
+/// Creates the empty disk of a machine, with a size in bytes.
+pub(super) fn create_disk(run: &SuiteRun, name: &str, bytes: u64) -> Result<PathBuf> {
+    let path = run.scratch().join(format!("disk-{name}"));
+    File::create(&path)?.set_len(bytes)?;
+    Ok(path)
 }
 
 /// The section `[node]` of the roles' configuration.

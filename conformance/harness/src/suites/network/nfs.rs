@@ -8,7 +8,7 @@ use tonic::Code;
 
 use super::{
     ADDRESSES, AWAY, crashes,
-    node::{MachineNode, NetworkVolume},
+    node::{MachineNode, NetworkVolume, RejectedVolume},
     node_loss::LostVolumes,
     outage::{Meanwhile, ServerVolumes},
 };
@@ -62,6 +62,11 @@ pub(super) async fn start_server(server: &Machine) -> Result<()> {
     server.shell(START_SERVER).await.context("start the NFS server").map(drop)
 }
 
+/// Volumes of the versions 4 and 3.
+pub(super) fn pod_volumes() -> [NetworkVolume; 2] {
+    [volume("pod-nfs", ADDRESSES[0], "one", "4.2"), volume("pod-nfs3", ADDRESSES[1], "two", "3")]
+}
+
 /// Volumes of every version and address carry data.
 pub(super) async fn carry_data(node: &MachineNode<'_>, server: &Machine) -> Result<()> {
     for (version, address) in ["3", "4.1", "4.2"].into_iter().zip(ADDRESSES.into_iter().cycle()) {
@@ -79,10 +84,10 @@ pub(super) async fn carry_data(node: &MachineNode<'_>, server: &Machine) -> Resu
     Ok(())
 }
 
-/// Volumes that the node has to reject, with the code and the texts of the error.
-pub(super) async fn reject(node: &MachineNode<'_>) -> Result<()> {
+/// Volumes that the node has to reject.
+pub(super) fn rejected_volumes() -> Vec<RejectedVolume> {
     let server = ADDRESSES[0];
-    let rows: [(&str, NetworkVolume, Code, &[&str]); 14] = [
+    let rows: [(&'static str, NetworkVolume, Code, &[&str]); 14] = [
         (
             "missing export",
             volume("r-none", server, "none", "4.2"),
@@ -133,13 +138,14 @@ pub(super) async fn reject(node: &MachineNode<'_>) -> Result<()> {
             &["addr"],
         ),
     ];
-    let mut wrong = Vec::new();
-    for (what, volume, code, texts) in rows {
-        if let Err(error) = node.ensure_rejected(&volume, code, texts).await {
-            wrong.push(format!("{what}: {error:#}"));
-        }
-    }
-    ensure!(wrong.is_empty(), "{}", wrong.join("\n"));
+    rows.into_iter()
+        .map(|(what, volume, code, texts)| RejectedVolume::new(what, volume, code, texts))
+        .collect()
+}
+
+/// Checks that the node rejects volumes, and the volumes of servers that do not speak NFS.
+pub(super) async fn reject(node: &MachineNode<'_>) -> Result<()> {
+    node.ensure_all_rejected(&rejected_volumes(), async || Ok(())).await?;
     for (answer, text) in [("sleep 600", "no response within"), ("yes", "not one of RPC"), ("true", "reset")]
     {
         node.machine

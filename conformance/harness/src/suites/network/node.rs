@@ -1,4 +1,4 @@
-//! The roles `node` and `liveness` in a machine, and calls to them as kubelet makes them.
+//! The roles `node`, `registrar` and `liveness` in a machine, and calls to `node` as kubelet makes them.
 
 use std::{
     collections::BTreeMap,
@@ -63,7 +63,9 @@ impl<'a> MachineNode<'a> {
         manifest: &Path,
         policy: &str,
     ) -> Result<Self> {
-        machine.shell(&format!("mkdir -p {DIRECTORY} {ROOT}/plugins/network")).await?;
+        machine
+            .shell(&format!("mkdir -p {DIRECTORY} {ROOT}/plugins/network {ROOT}/plugins_registry"))
+            .await?;
         machine.write(&format!("{DIRECTORY}/node.toml"), policy).await?;
         machine.write(&format!("{DIRECTORY}/manifest.json"), &std::fs::read_to_string(manifest)?).await?;
         let socket = run.scratch().join("machine-node.sock");
@@ -82,19 +84,16 @@ impl<'a> MachineNode<'a> {
     /// If they do not respond. The error contains the end of their log.
     pub(in crate::suites) async fn restart(&self) -> Result<()> {
         let command = format!(
-            "cofferdam run --role=node --role=liveness --log=cofferdam=debug,info --config={DIRECTORY}/node.toml \
+            "cofferdam run --role=node --role=registrar --role=liveness --log=cofferdam=debug,info --config={DIRECTORY}/node.toml \
              --manifest={DIRECTORY}/manifest.json --csi-endpoint={SOCKET} --node-name={NODE} \
-             --kubelet-root={ROOT} --http-endpoint=127.0.0.1:{HTTP_PORT}"
+             --kubelet-root={ROOT} --plugin-registration-path={ROOT}/plugins_registry \
+             --http-endpoint=127.0.0.1:{HTTP_PORT}"
         );
-        self.machine.shell(&format!("{command} </dev/null >>/run/node.log 2>&1 &")).await?;
+        self.machine.start_program("node", &command).await?;
         let ready = until("the role node responds", READY_TIMEOUT, async || {
             self.is_running().await.map_err(|status| anyhow!("{status}"))
-        })
-        .await;
-        match ready {
-            Ok(()) => Ok(()),
-            Err(error) => Err(error.context(self.machine.shell("tail -n 12 /run/node.log").await?)),
-        }
+        });
+        self.machine.with_log("node", ready).await
     }
 
     /// The health of the roles, as kubelet probes it.
@@ -245,6 +244,30 @@ impl<'a> MachineNode<'a> {
         self.ensure_nothing_left(name).await
     }
 
+    /// Checks that each volume is rejected, and runs a further check after each.
+    ///
+    /// # Errors
+    /// With a line for each volume for which a check fails.
+    pub(in crate::suites) async fn ensure_all_rejected(
+        &self,
+        volumes: &[RejectedVolume],
+        check: impl AsyncFn() -> Result<()>,
+    ) -> Result<()> {
+        let mut wrong = Vec::new();
+        for RejectedVolume { what, volume, code, texts } in volumes {
+            let texts: Vec<&str> = texts.iter().map(String::as_str).collect();
+            let checked = async {
+                self.ensure_rejected(volume, *code, &texts).await?;
+                check().await
+            };
+            if let Err(error) = checked.await {
+                wrong.push(format!("{what}: {error:#}"));
+            }
+        }
+        ensure!(wrong.is_empty(), "{}", wrong.join("\n"));
+        Ok(())
+    }
+
     /// Checks that nothing is mounted for a volume of this name, and that the role has no record of it.
     ///
     /// # Errors
@@ -259,6 +282,27 @@ impl<'a> MachineNode<'a> {
             .await?;
         ensure!(left.is_empty(), "left of {name}: {left}");
         Ok(())
+    }
+}
+
+/// A volume that the node has to reject.
+pub(in crate::suites) struct RejectedVolume {
+    /// What is wrong.
+    pub(in crate::suites) what: &'static str,
+    pub(in crate::suites) volume: NetworkVolume,
+    pub(in crate::suites) code: Code,
+    /// Texts of the error.
+    pub(in crate::suites) texts: Vec<String>,
+}
+
+impl RejectedVolume {
+    pub(in crate::suites) fn new(
+        what: &'static str,
+        volume: NetworkVolume,
+        code: Code,
+        texts: &[&str],
+    ) -> Self {
+        Self { what, volume, code, texts: texts.iter().map(ToString::to_string).collect() }
     }
 }
 
@@ -302,6 +346,19 @@ impl NetworkVolume {
         self
     }
 
+    /// Reports if this is a raw block volume.
+    pub(in crate::suites) const fn is_raw(&self) -> bool {
+        matches!(self.access_type, AccessType::Block(_))
+    }
+
+    /// The filesystem, empty for the default, and the mount options.
+    pub(in crate::suites) fn filesystem(&self) -> (&str, &[String]) {
+        match &self.access_type {
+            AccessType::Mount(mount) => (&mount.fs_type, &mount.mount_flags),
+            AccessType::Block(_) => ("", &[]),
+        }
+    }
+
     /// The fields of the connection info.
     pub(in crate::suites) const fn fields(&self) -> &Value {
         &self.fields
@@ -315,7 +372,8 @@ impl NetworkVolume {
         }
     }
 
-    fn context(&self) -> BTreeMap<String, String> {
+    /// The context that kubelet passes: the driver's response to `publish`, or the attributes of the volume.
+    pub(in crate::suites) fn context(&self) -> BTreeMap<String, String> {
         let info = json!({ "version": 1, "kind": self.kind, "kindVersion": 1, "fields": self.fields });
         [("cofferdam.dev/connection-info".to_owned(), info.to_string())].into()
     }

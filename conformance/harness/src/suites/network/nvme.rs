@@ -8,7 +8,7 @@ use tonic::Code;
 
 use super::{
     ADDRESSES, AWAY, crashes,
-    node::{MachineNode, NODE, NetworkVolume},
+    node::{MachineNode, NODE, NetworkVolume, RejectedVolume},
     node_loss::LostVolumes,
     outage::{Meanwhile, ServerVolumes},
 };
@@ -139,6 +139,11 @@ pub(super) async fn ensure_disconnected(node: &MachineNode<'_>) -> Result<()> {
     Ok(())
 }
 
+/// Volumes with a filesystem and a raw one.
+pub(super) fn pod_volumes() -> [NetworkVolume; 2] {
+    [TARGET.volume("pod-nvme", 1).mounted("ext4", &["noatime"]), TARGET.volume("pod-raw", 3).raw()]
+}
+
 /// Volumes with each filesystem and a raw one carry data, grow while they are used, and share a connection.
 pub(super) async fn carry_data(node: &MachineNode<'_>, server: &Machine) -> Result<()> {
     let v6 = format!("[{}]:4420", ADDRESSES[1]);
@@ -197,10 +202,10 @@ async fn grow(node: &MachineNode<'_>, server: &Machine, volume: &NetworkVolume, 
 }
 
 /// What is wrong, subsystem, portals, UUID, code, texts of the error.
-type RejectedNamespace<'a> = (&'a str, &'a str, &'a str, &'a str, Code, &'a [&'a str]);
+type RejectedNamespace<'a> = (&'static str, &'a str, &'a str, &'a str, Code, &'a [&'a str]);
 
 /// Volumes that the node has to reject.
-pub(super) async fn reject(node: &MachineNode<'_>) -> Result<()> {
+pub(super) fn rejected_volumes() -> Vec<RejectedVolume> {
     let (known, missing) = (&TARGET.uuid(4), &TARGET.uuid(99));
     let [address, _] = TARGET.addresses;
     let (nqn, masked) = (TARGET.subsystem(), TARGET.masked_subsystem());
@@ -220,23 +225,22 @@ pub(super) async fn reject(node: &MachineNode<'_>) -> Result<()> {
         ("no server", &nqn, "10.1.0.9", known, Code::Internal, &["10.1.0.9"]),
         ("no listener", &nqn, "10.1.0.1", known, Code::Internal, &["10.1.0.1", "refused"]),
     ];
-    let mut wrong = Vec::new();
-    for (what, nqn, portals, identifier, code, texts) in rows {
-        let volume = volume("rejected-nvme", nqn, portals, ("uuid", identifier));
-        let checked = async {
-            node.ensure_rejected(&volume, code, texts).await?;
-            ensure_disconnected(node).await
-        };
-        if let Err(error) = checked.await {
-            wrong.push(format!("{what}: {error:#}"));
-        }
-    }
-    ensure!(wrong.is_empty(), "{}", wrong.join("\n"));
-    // A server that accepts connections and is silent.
+    let numbered = rows.into_iter().enumerate();
+    numbered
+        .map(|(number, (what, nqn, portals, identifier, code, texts))| {
+            let volume = volume(&format!("rejected-nvme-{number}"), nqn, portals, ("uuid", identifier));
+            RejectedVolume::new(what, volume, code, texts)
+        })
+        .collect()
+}
+
+/// Checks that the node rejects volumes, and that of a server that accepts connections and is silent.
+pub(super) async fn reject(node: &MachineNode<'_>) -> Result<()> {
+    node.ensure_all_rejected(&rejected_volumes(), async || ensure_disconnected(node).await).await?;
     node.machine
         .shell("nc -ll -p 4420 -e tail -f /dev/null </dev/null >/dev/null 2>&1 & echo $! > /run/nc-nvme")
         .await?;
-    let silent = volume("silent-nvme", &nqn, "10.1.0.1", ("uuid", known));
+    let silent = volume("silent-nvme", &TARGET.subsystem(), "10.1.0.1", ("uuid", &TARGET.uuid(4)));
     node.ensure_rejected(&silent, Code::Internal, &["10.1.0.1", "no response within"]).await?;
     node.machine.shell("kill $(cat /run/nc-nvme)").await.map(drop)
 }
@@ -244,25 +248,46 @@ pub(super) async fn reject(node: &MachineNode<'_>) -> Result<()> {
 /// Disks that the node has to reject: one of two with the same identifier, one with a filesystem of another kind, and
 /// one with content that is no filesystem.
 pub(super) async fn reject_disks(node: &MachineNode<'_>, server: &Machine) -> Result<()> {
+    write_other_content(server).await?;
     let by_hand = server_volumes(TARGET);
     node.machine.shell(&by_hand.mount_by_hand).await?;
-    let twin = *NAMESPACES.end();
-    node.ensure_rejected(&TARGET.volume("twin", twin), Code::FailedPrecondition, &[&TARGET.uuid(twin)])
-        .await?;
-    ensure_disconnected(node).await?;
+    node.ensure_all_rejected(&rejected_disks(), async || ensure_disconnected(node).await).await?;
     node.machine.shell(&by_hand.unmount_by_hand).await?;
+    ensure_other_content(server).await
+}
 
-    server.shell("mkfs.xfs -q -f /disk/nvme/4; echo text | dd of=/disk/nvme/5 conv=notrunc bs=1M seek=1 2>/dev/null").await?;
-    let other = TARGET.volume("other-filesystem", 4).mounted("ext4", &[]);
-    node.ensure_rejected(&other, Code::FailedPrecondition, &["xfs"]).await?;
-    let unknown = TARGET.volume("other-content", 5).mounted("ext4", &[]);
-    node.ensure_rejected(&unknown, Code::FailedPrecondition, &["blank"]).await?;
-    ensure!(server.shell("blkid -o value -s TYPE /disk/nvme/4").await? == "xfs", "it was formatted");
-    ensure!(
-        server.shell("dd if=/disk/nvme/5 bs=1M skip=1 count=1 2>/dev/null | head -c 4").await? == "text",
-        "it was formatted"
-    );
-    ensure_disconnected(node).await
+/// Volumes whose disks the node has to reject after [`write_other_content`], while the other subsystem is connected
+/// by hand.
+pub(super) fn rejected_disks() -> Vec<RejectedVolume> {
+    let twin = *NAMESPACES.end();
+    let uuid = TARGET.uuid(twin);
+    [
+        ("one of two disks", "twin", twin, uuid.as_str()),
+        ("another filesystem", "other-filesystem", 4, "xfs"),
+        ("other content", "other-content", 5, "blank"),
+    ]
+    .into_iter()
+    .map(|(what, name, namespace, text)| {
+        let volume = TARGET.volume(name, namespace).mounted("ext4", &[]);
+        RejectedVolume::new(what, volume, Code::FailedPrecondition, &[text])
+    })
+    .collect()
+}
+
+/// Writes another filesystem to a disk, and other content to another one.
+pub(super) async fn write_other_content(server: &Machine) -> Result<()> {
+    let script = "mkfs.xfs -q -f /disk/nvme/4
+                  echo text | dd of=/disk/nvme/5 conv=notrunc bs=1M seek=1 2>/dev/null";
+    server.shell(script).await.map(drop)
+}
+
+/// Checks that the disks have the content of [`write_other_content`].
+pub(super) async fn ensure_other_content(server: &Machine) -> Result<()> {
+    let script = "blkid -o value -s TYPE /disk/nvme/4
+                  dd if=/disk/nvme/5 bs=1M skip=1 count=1 2>/dev/null | head -c 4";
+    let content = server.shell(script).await?;
+    ensure!(content == "xfs\ntext", "a disk was formatted: {content:?}");
+    Ok(())
 }
 
 /// The role is killed `rounds` times during calls. Each life of the volume begins with a blank disk.

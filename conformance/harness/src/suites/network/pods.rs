@@ -1,0 +1,307 @@
+//! Volumes of a network in pods. kubelet and the role `node` run in a machine, the servers in another one, and the
+//! control plane on this machine.
+//!
+//! The volumes are PersistentVolumes that an administrator has made: their attributes are the connection info, so no
+//! role of a controller takes part.
+
+use std::{fs, path::Path, time::Duration};
+
+use anyhow::{Context as _, Result, ensure};
+use futures::future::try_join_all;
+use k8s_openapi::api::{
+    core::v1::{Event, PersistentVolume, PersistentVolumeClaim, Pod},
+    storage::v1::{CSIDriver, CSINode},
+};
+use kube::{
+    Api, Client, Resource,
+    api::{DeleteParams, ListParams, PostParams},
+};
+use serde::{Serialize, de::DeserializeOwned};
+use serde_json::{Value, json};
+
+use super::{
+    DISK_BYTES, create_disk, nfs,
+    node::{self, MachineNode, NODE, NetworkVolume, RejectedVolume},
+    nvme, policy, start_server,
+};
+use crate::{
+    backend::BackendFixture,
+    control_plane::{ControlPlane, ControlPlaneOptions},
+    image,
+    machine::{Machine, MachineKubelet, MachineNetwork, MachineSystem},
+    node::ensure_registered,
+    run::SuiteRun,
+    wait::until,
+};
+
+/// Time limit of a wait. A pod takes ten seconds in a machine, and kubelet starts them one after another.
+const TIMEOUT: Duration = Duration::from_secs(240);
+const NAMESPACE: &str = "default";
+/// Path of the volume in a pod.
+const PATH: &str = "/volume";
+
+pub(in crate::suites) async fn run(run: &SuiteRun) -> Result<()> {
+    let system = MachineSystem::prepare_with(run, &MachineKubelet::programs(run)?).await?;
+    let network = MachineNetwork::new(run)?;
+    let [node_disk, server_disk] =
+        [create_disk(run, "node", DISK_BYTES)?, create_disk(run, "server", DISK_BYTES)?].map(|disk| [disk]);
+    MachineKubelet::write_disk(run, &node_disk[0], &[]).await?;
+    let options = ControlPlaneOptions {
+        controllers: Some("*".to_owned()),
+        serves_pods: true,
+        ..ControlPlaneOptions::default()
+    };
+    let start_node = async {
+        let machine = Machine::start(run, &system, "node", network, 1, &node_disk).await?;
+        machine.shell("modprobe nvme_tcp").await?;
+        anyhow::Ok(machine)
+    };
+    let start_server = async {
+        let server = Machine::start(run, &system, "server", network, 2, &server_disk).await?;
+        start_server(&server, nvme::TARGET).await?;
+        anyhow::Ok(server)
+    };
+    let (plane, machine, server) =
+        tokio::try_join!(ControlPlane::start(run, options), start_node, start_server)?;
+    let kubelet = MachineKubelet::start(run, &plane, &machine, NODE, node::ROOT).await?;
+    let driver = BackendFixture::with_connection_info(run, NODE, "nfs", nfs::SANITY_FIELDS)?;
+    let manifest = driver.write_manifest(run).await?;
+    let driver = withdraw_publishing(&manifest)?;
+    let roles = MachineNode::start(run, &machine, &manifest, &policy()).await?;
+    let cluster = Cluster { client: plane.client().clone(), driver };
+    cluster.create_driver().await?;
+
+    let volumes: Vec<NetworkVolume> = nfs::pod_volumes().into_iter().chain(nvme::pod_volumes()).collect();
+    try_join_all(volumes.iter().map(|volume| cluster.carry_data(volume))).await?;
+    nvme::write_other_content(&server).await?;
+    let by_hand = nvme::server_volumes(nvme::TARGET);
+    machine.shell(&by_hand.mount_by_hand).await?;
+    let rejected: Vec<RejectedVolume> =
+        [nfs::rejected_volumes(), nvme::rejected_volumes(), nvme::rejected_disks()]
+            .into_iter()
+            .flatten()
+            .collect();
+    cluster.report_errors(&rejected).await?;
+    machine.shell(&by_hand.unmount_by_hand).await?;
+    kubelet.wait_without_pods(TIMEOUT).await?;
+    nvme::ensure_other_content(&server).await?;
+    for name in volumes.iter().chain(rejected.iter().map(|one| &one.volume)).map(|volume| &volume.name) {
+        roles.ensure_nothing_left(name).await?;
+    }
+    nvme::ensure_disconnected(&roles).await?;
+    run.add_note(&format!(
+        "data of {} volumes in pods; {} rejected volumes in kubelet's events",
+        volumes.len(),
+        rejected.len()
+    ))?;
+    plane.stop().await
+}
+
+/// Removes the ability to publish from a manifest, so that volumes have their connection info in their attributes.
+/// Returns the driver's name.
+fn withdraw_publishing(manifest: &Path) -> Result<String> {
+    let mut object: Value = serde_json::from_slice(&fs::read(manifest)?)?;
+    let abilities = object.get_mut("abilities").and_then(Value::as_array_mut).context("no abilities")?;
+    abilities.retain(|ability| ability != "publishing");
+    fs::write(manifest, object.to_string())?;
+    let name = object.get("driver").and_then(Value::as_str).context("a manifest without a driver")?;
+    Ok(name.to_owned())
+}
+
+/// The cluster of the suite.
+struct Cluster {
+    client: Client,
+    /// The driver's name.
+    driver: String,
+}
+
+impl Cluster {
+    /// Creates the CSIDriver, and waits until kubelet has registered the driver.
+    async fn create_driver(&self) -> Result<()> {
+        let object = json!({ "metadata": { "name": self.driver }, "spec": { "attachRequired": false } });
+        self.create::<CSIDriver>(Api::all(self.client.clone()), object).await?;
+        until("kubelet has registered the driver", TIMEOUT, async || {
+            Api::<CSINode>::all(self.client.clone()).get(NODE).await?;
+            ensure_registered(&self.client, NODE, &self.driver).await
+        })
+        .await
+    }
+
+    /// A pod writes to a volume, and after its end another one reads.
+    async fn carry_data(&self, volume: &NetworkVolume) -> Result<()> {
+        self.create_claim(volume).await?;
+        let is_raw = volume.is_raw();
+        let (write, read) = if is_raw {
+            (format!("echo data | dd of={PATH} conv=fsync"), format!("head -c 4 {PATH} | grep -x data"))
+        } else {
+            (format!("echo data > {PATH}/file; sync"), format!("grep -x data {PATH}/file"))
+        };
+        for (name, script) in [("write", write), ("read", read)] {
+            let pod = &format!("{}-{name}", volume.name);
+            self.create_pod(pod, volume, &script).await?;
+            self.wait_succeeded(pod).await.with_context(|| pod.clone())?;
+            self.delete_pod(pod).await?;
+        }
+        self.delete_claim(volume).await
+    }
+
+    /// Every rejected volume is named in an event of its pod.
+    async fn report_errors(&self, rejected: &[RejectedVolume]) -> Result<()> {
+        let mut wrong = Vec::new();
+        let reports = rejected.iter().map(async |one| {
+            let name = &one.volume.name;
+            self.create_claim(&one.volume).await?;
+            self.create_pod(name, &one.volume, "true").await?;
+            self.wait_event(name, one).await?;
+            self.delete_pod(name).await?;
+            self.delete_claim(&one.volume).await
+        });
+        for (one, result) in rejected.iter().zip(futures::future::join_all(reports).await) {
+            if let Err(error) = result {
+                wrong.push(format!("{}: {error:#}", one.what));
+            }
+        }
+        ensure!(wrong.is_empty(), "{}", wrong.join("\n"));
+        Ok(())
+    }
+
+    /// Waits until an event of a pod has the code and the texts of the error.
+    async fn wait_event(&self, pod: &str, rejected: &RejectedVolume) -> Result<()> {
+        let code = format!("code = {:?} ", rejected.code);
+        until("an event with the error", TIMEOUT, async || {
+            let messages = self.warnings(pod).await?;
+            let has_error = |message: &String| {
+                message.contains(&code) && rejected.texts.iter().all(|text| message.contains(text))
+            };
+            ensure!(
+                messages.iter().any(has_error),
+                "expected {code:?} with {:?}, the events are {messages:?}",
+                rejected.texts
+            );
+            Ok(())
+        })
+        .await
+    }
+
+    /// The messages of kubelet's warnings of a pod.
+    async fn warnings(&self, pod: &str) -> Result<Vec<String>> {
+        let events: Api<Event> = Api::namespaced(self.client.clone(), NAMESPACE);
+        let of_pod = ListParams::default().fields(&format!("involvedObject.name={pod},type=Warning"));
+        Ok(events.list(&of_pod).await?.items.into_iter().filter_map(|event| event.message).collect())
+    }
+
+    /// Creates a PersistentVolume with this connection info, and a claim that is bound to it.
+    async fn create_claim(&self, volume: &NetworkVolume) -> Result<()> {
+        let name = &volume.name;
+        let (fs_type, mount_options) = volume.filesystem();
+        let mode = if volume.is_raw() { "Block" } else { "Filesystem" };
+        let capacity = json!({ "storage": "320Mi" });
+        let object = json!({
+            "metadata": { "name": name },
+            "spec": {
+                "capacity": capacity,
+                "accessModes": ["ReadWriteOnce"],
+                "volumeMode": mode,
+                "persistentVolumeReclaimPolicy": "Retain",
+                "storageClassName": "",
+                "mountOptions": mount_options,
+                "claimRef": { "namespace": NAMESPACE, "name": name },
+                "csi": {
+                    "driver": self.driver,
+                    "volumeHandle": name,
+                    "fsType": fs_type,
+                    "volumeAttributes": volume.context(),
+                },
+            },
+        });
+        self.create::<PersistentVolume>(Api::all(self.client.clone()), object).await?;
+        let object = json!({
+            "metadata": { "name": name },
+            "spec": {
+                "accessModes": ["ReadWriteOnce"],
+                "volumeMode": mode,
+                "storageClassName": "",
+                "volumeName": name,
+                "resources": { "requests": capacity },
+            },
+        });
+        let claims: Api<PersistentVolumeClaim> = Api::namespaced(self.client.clone(), NAMESPACE);
+        self.create(claims.clone(), object).await?;
+        // kubelet looks for a claim that is not bound after minutes only.
+        until("the claim is Bound", TIMEOUT, async || {
+            let phase = claims.get(name).await?.status.and_then(|status| status.phase).unwrap_or_default();
+            ensure!(phase == "Bound", "it is {phase}");
+            Ok(())
+        })
+        .await
+    }
+
+    async fn delete_claim(&self, volume: &NetworkVolume) -> Result<()> {
+        let claims: Api<PersistentVolumeClaim> = Api::namespaced(self.client.clone(), NAMESPACE);
+        claims.delete(&volume.name, &DeleteParams::default()).await?;
+        Api::<PersistentVolume>::all(self.client.clone())
+            .delete(&volume.name, &DeleteParams::default())
+            .await?;
+        Ok(())
+    }
+
+    /// Creates a pod in the machine that runs a script with a volume.
+    async fn create_pod(&self, name: &str, volume: &NetworkVolume, script: &str) -> Result<()> {
+        let (field, value) = if volume.is_raw() {
+            ("volumeDevices", json!([{ "name": "volume", "devicePath": PATH }]))
+        } else {
+            ("volumeMounts", json!([{ "name": "volume", "mountPath": PATH }]))
+        };
+        let object = json!({
+            "metadata": { "name": name },
+            "spec": {
+                "nodeName": NODE,
+                "hostNetwork": true,
+                "automountServiceAccountToken": false,
+                "terminationGracePeriodSeconds": 1,
+                "restartPolicy": "Never",
+                "containers": [{
+                    "name": "shell",
+                    "image": image::SHELL_IMAGE,
+                    "imagePullPolicy": "Never",
+                    "command": ["sh", "-ec", script],
+                    field: value,
+                }],
+                "volumes": [{ "name": "volume", "persistentVolumeClaim": { "claimName": volume.name } }],
+            },
+        });
+        self.create::<Pod>(self.pods(), object).await
+    }
+
+    async fn wait_succeeded(&self, name: &str) -> Result<()> {
+        until("the pod has succeeded", TIMEOUT, async || {
+            let status = self.pods().get(name).await?.status.context("no status")?;
+            let phase = status.phase.unwrap_or_default();
+            ensure!(phase == "Succeeded", "it is {phase}: {:?}", self.warnings(name).await?);
+            Ok(())
+        })
+        .await
+    }
+
+    /// Deletes a pod, and waits until it is gone.
+    async fn delete_pod(&self, name: &str) -> Result<()> {
+        self.pods().delete(name, &DeleteParams::default()).await?;
+        until("the pod is gone", TIMEOUT, async || {
+            ensure!(self.pods().get_opt(name).await?.is_none(), "it exists");
+            Ok(())
+        })
+        .await
+    }
+
+    fn pods(&self) -> Api<Pod> {
+        Api::namespaced(self.client.clone(), NAMESPACE)
+    }
+
+    async fn create<K>(&self, api: Api<K>, object: Value) -> Result<()>
+    where
+        K: Clone + std::fmt::Debug + DeserializeOwned + Resource + Serialize,
+    {
+        api.create(&PostParams::default(), &serde_json::from_value(object)?).await?;
+        Ok(())
+    }
+}
