@@ -30,6 +30,7 @@ const PACKAGES: &str = include_str!("../../ceph/packages.toml");
 const MERGED: [&str; 4] = ["bin", "lib", "lib64", "sbin"];
 /// Pools with the application `rbd`.
 pub const POOLS: [&str; 2] = ["rbd", "rbd-other"];
+const MANAGER: &str = "ceph-mgr";
 /// User and role of the dashboard.
 pub const USER: &str = "cofferdam";
 /// User of the nodes.
@@ -130,6 +131,44 @@ impl CephCluster {
     /// If the monitor does not return it.
     pub async fn node_key(&self) -> Result<String> {
         Ok(self.ceph(&["auth", "get-key", NODE_USER]).await?.trim().to_owned())
+    }
+
+    /// Pauses the monitor and the OSD, or continues them. While they are paused, connections stay open without
+    /// responses.
+    ///
+    /// # Errors
+    /// If one has ended by itself, or does not stop.
+    pub async fn set_available(&self, is_available: bool) -> Result<()> {
+        for process in self.processes.iter().filter(|process| process.name() != MANAGER) {
+            if is_available {
+                process.resume()?;
+            } else {
+                process.pause().await?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Kills the monitor, the manager and the OSD, and starts them again.
+    ///
+    /// # Errors
+    /// If one has ended by itself, or does not start.
+    pub async fn restart_daemons(&mut self) -> Result<()> {
+        for process in &mut self.processes {
+            process.kill().await?;
+        }
+        self.processes.iter_mut().try_for_each(ManagedProcess::restart)
+    }
+
+    /// Waits until the dashboard responds.
+    ///
+    /// # Errors
+    /// If it does not respond in time.
+    pub async fn wait_for_dashboard(&self) -> Result<()> {
+        until("the dashboard runs", START_TIMEOUT, async || {
+            self.ceph(&["dashboard", "ac-role-show"]).await.map(drop)
+        })
+        .await
     }
 
     /// Stops the processes.
@@ -244,7 +283,7 @@ impl CephCluster {
             let option = format!("mgr/dashboard/{option}");
             self.ceph(&["config", "set", "mgr", &option, value, "--force"]).await?;
         }
-        let manager = self.daemon(run, "ceph-mgr", "x")?;
+        let manager = self.daemon(run, MANAGER, "x")?;
         self.processes.push(manager);
         Ok(())
     }
@@ -292,10 +331,7 @@ impl CephCluster {
     /// Creates the user of the driver and that of the nodes, as `docs/ceph.md` describes.
     async fn create_users(&self) -> Result<()> {
         self.write_private("etc/ceph/password", &self.password)?;
-        until("the dashboard runs", START_TIMEOUT, async || {
-            self.ceph(&["dashboard", "ac-role-show"]).await.map(drop)
-        })
-        .await?;
+        self.wait_for_dashboard().await?;
         let add = |scope, permissions: &[&'static str]| {
             [&["dashboard", "ac-role-add-scope-perms", USER, scope], permissions].concat()
         };

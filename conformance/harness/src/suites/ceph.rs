@@ -34,7 +34,7 @@ const GUEST_ADDRESS: Ipv4Addr = Ipv4Addr::new(10, 99, 0, 1);
 pub(super) async fn run(run: &SuiteRun) -> Result<()> {
     let started = Instant::now();
     let _address = LoopbackAddress::add(GUEST_ADDRESS).await?;
-    let cluster = CephCluster::start(run, GUEST_ADDRESS).await?;
+    let mut cluster = CephCluster::start(run, GUEST_ADDRESS).await?;
     run.add_note(&format!("Ceph started in {} s", started.elapsed().as_secs()))?;
     let config = write_config(run, &cluster)?;
     let [pool, other] = POOLS;
@@ -55,7 +55,7 @@ pub(super) async fn run(run: &SuiteRun) -> Result<()> {
     run.add_note(&format!("backend test: {totals}, after {} s", started.elapsed().as_secs()))?;
     ensure!(totals == TOTALS, "the totals are {totals:?}, expected {TOTALS:?}");
     ensure_empty(&cluster, "backend test").await?;
-    node::use_volumes(run, &cluster, &config).await?;
+    node::use_volumes(run, &mut cluster, &config).await?;
     ensure_empty(&cluster, "the node").await?;
     cluster.stop().await
 }

@@ -251,7 +251,7 @@ pub const SUITES: &[Suite] = &[
         name: "network",
         description: "volumes of a network on a machine with Debian's kernel: servers that lie, are away or restart, \
              and a node role that dies",
-        limit: MINUTE.saturating_mul(60),
+        limit: MINUTE.saturating_mul(90),
         lane: SuiteLane::Main,
         run: |run| Box::pin(network::run(run)),
     },
@@ -264,8 +264,9 @@ pub const SUITES: &[Suite] = &[
     },
     Suite {
         name: "ceph",
-        description: "the driver for Ceph passes the driver suite on Debian's Ceph",
-        limit: MINUTE.saturating_mul(20),
+        description: "the driver for Ceph passes the driver suite on Debian's Ceph, and a machine with Debian's kernel uses \
+             its volumes: an outage, restarts, and a node role that dies",
+        limit: MINUTE.saturating_mul(90),
         lane: SuiteLane::Background,
         run: |run| Box::pin(ceph::run(run)),
     },

@@ -26,7 +26,7 @@ use crate::{
     suites::{
         install::{self, helm::source_directory, images},
         network::{
-            create_disk,
+            disk,
             node::{NODE, ROOT},
         },
     },
@@ -54,7 +54,7 @@ pub(in crate::suites) async fn run(run: &SuiteRun) -> Result<()> {
     let _address = LoopbackAddress::add(ADDRESS).await?;
     let prepare_machine = async {
         let archive = images::write(run).await?;
-        let disks = [create_disk(run, "node", DISK_BYTES)?];
+        let disks = [disk(run, "node", DISK_BYTES)?];
         MachineKubelet::write_disk(run, &disks[0], &[&archive]).await?;
         let system = MachineSystem::prepare_with(run, &MachineKubelet::programs(run)?).await?;
         let machine = Machine::start(run, &system, NODE, MachineNetwork::new(run)?, 1, &disks).await?;

@@ -1,5 +1,5 @@
 //! The driver's volumes on a machine with Debian's kernel, whose RBD client maps them: csi-sanity, growth, a
-//! forged volume, and crashes of the role `node`.
+//! forged volume, crashes of the role `node`, an outage and a restart of the cluster, and a node that loses its power.
 
 use std::{
     fs,
@@ -29,9 +29,14 @@ use crate::{
     suites::{
         csi_sanity::SanityCounts,
         network::{
-            self, crashes,
+            self,
+            crashes::CrashTest,
+            local_disk,
             node::{MachineNode, NODE, NetworkVolume},
+            node_loss::{self, LostVolumes},
+            outage::{self, OutageVolumes, ServerVolumes},
             sanity::{self, MachineSanity},
+            speed,
         },
     },
 };
@@ -43,14 +48,15 @@ const UNKNOWN_NODE: &str = "should fail when the node does not exist";
 const CONNECTION_INFO: &str = "cofferdam.dev/connection-info";
 
 /// Runs everything with volumes that the driver creates.
-pub(super) async fn use_volumes(run: &SuiteRun, cluster: &CephCluster, config: &Path) -> Result<()> {
-    let rounds = network::rounds()?;
-    let mut rng = seeded_rng()?;
+pub(super) async fn use_volumes(run: &SuiteRun, cluster: &mut CephCluster, config: &Path) -> Result<()> {
     let system = MachineSystem::prepare(run).await?;
-    let machine = Machine::start(run, &system, "node", MachineNetwork::new(run)?, 1, &[]).await?;
-    machine.shell("modprobe rbd").await?;
+    let disks = network::node_disks(run)?;
+    let mut machine = Machine::start(run, &system, "node", MachineNetwork::new(run)?, 1, &disks).await?;
+    network::prepare_node(&machine, "rbd").await?;
+    local_disk::name_disk(&machine).await?;
     let manifest = write_manifest(run, config).await?;
-    let node = MachineNode::start(run, &machine, &manifest, &policy(cluster)?).await?;
+    let policy = policy(cluster)?;
+    let node = MachineNode::start(run, &machine, &manifest, &policy).await?;
     let (mut csi_server, socket) = start_csi_server(run, config).await?;
     let (user, key) = (NODE_USER.trim_start_matches("client."), cluster.node_key().await?);
     let driver = Driver { socket: socket.clone(), secrets: [("userID", user), ("userKey", key.trim())] };
@@ -59,11 +65,7 @@ pub(super) async fn use_volumes(run: &SuiteRun, cluster: &CephCluster, config: &
         carry_data(&node, &driver, name, fs_type).await.with_context(|| name.to_owned())?;
     }
     reject(&node, &driver).await?;
-    let volume = driver.create("crashing").await?.mounted("ext4", &[]);
-    let check = async || ensure_unmapped(&node).await;
-    let crashes = crashes::crash_during_calls(&node, &volume, rounds, &mut rng, check).await?;
-    run.add_note(&format!("rbd: {} crashes: {}", crashes.len(), crashes.join("; ")))?;
-    driver.delete(&volume.name).await?;
+    crash(run, &node, cluster, &driver).await?;
 
     let secrets = format!("NodeStageVolumeSecret:\n  userID: {user}\n  userKey: {}\n", key.trim());
     for (access_type, expected) in [
@@ -81,6 +83,24 @@ pub(super) async fn use_volumes(run: &SuiteRun, cluster: &CephCluster, config: &
         sanity::run(run, &node, &socket, &sanity).await?;
         ensure_unmapped(&node).await?;
     }
+
+    interrupt_and_restart(run, &node, cluster, &driver).await?;
+    let lost = [LostVolumes {
+        kept: driver.create("kept").await?.mounted("ext4", &[]),
+        removed: driver.create("unused").await?.mounted("xfs", &[]),
+    }];
+    node_loss::prepare(&node, &lost).await?;
+    drop(node);
+    machine.lose_power().await?;
+    machine.power_on().await?;
+    network::prepare_node(&machine, "rbd").await?;
+    let node = MachineNode::start(run, &machine, &manifest, &policy).await?;
+    node_loss::recover(&node, &lost).await?;
+    ensure_unmapped(&node).await?;
+    for LostVolumes { kept, removed } in &lost {
+        driver.delete(&kept.name).await?;
+        driver.delete(&removed.name).await?;
+    }
     let leaked = machine
         .shell(&format!(
             "grep -r -l -F {} /run /var/lib/kubelet /sys/bus/rbd/devices 2>/dev/null || true",
@@ -96,8 +116,10 @@ fn policy(cluster: &CephCluster) -> Result<String> {
     let monitor = cluster.monitor();
     let (address, port) = monitor.rsplit_once(':').context("a monitor without a port")?;
     Ok(format!(
-        "[node]\nconnection-kinds = [\"rbd\"]\nfilesystems = [\"ext4\", \"xfs\"]\n\n[[node.rbd]]\nnetworks = \
-         [\"{address}/32\"]\nports = [{port}]\ncluster-fsids = [\"{}\"]\npools = [\"rbd\", \"rbd-other\"]\n",
+        "[node]\nconnection-kinds = [\"local-device\", \"rbd\"]\nfilesystems = [\"ext4\", \"xfs\"]\n{}\n\
+         [[node.rbd]]\nnetworks = [\"{address}/32\"]\nports = [{port}]\ncluster-fsids = [\"{}\"]\n\
+         pools = [\"rbd\", \"rbd-other\"]\n",
+        local_disk::POLICY,
         cluster.fsid()
     ))
 }
@@ -256,6 +278,91 @@ async fn reject(node: &MachineNode<'_>, driver: &Driver<'_>) -> Result<()> {
     }
     ensure!(wrong.is_empty(), "{}", wrong.join("\n"));
     driver.delete(&volume.name).await
+}
+
+/// The role is killed during calls. Each life of the volume begins with a blank image.
+async fn crash(
+    run: &SuiteRun,
+    node: &MachineNode<'_>,
+    cluster: &CephCluster,
+    driver: &Driver<'_>,
+) -> Result<()> {
+    let volume = &driver.create("crashing").await?.mounted("ext4", &[]);
+    let size = format!("{SIZE}B");
+    let reset = async || {
+        ensure_unmapped(node).await?;
+        for size in ["0", &size] {
+            cluster.rbd(&["resize", "--no-progress", "--allow-shrink", "--size", size, &volume.name]).await?;
+        }
+        Ok(())
+    };
+    CrashTest { node, volume, reset }.run(run, &mut seeded_rng()?).await?;
+    driver.delete(&volume.name).await
+}
+
+/// Compares the time of staging, and interrupts and restarts the cluster while pods write.
+async fn interrupt_and_restart(
+    run: &SuiteRun,
+    node: &MachineNode<'_>,
+    cluster: &mut CephCluster,
+    driver: &Driver<'_>,
+) -> Result<()> {
+    let by_hand = driver.create("by-hand").await?;
+    let volumes = [ServerVolumes {
+        kind: "rbd",
+        written: driver.create("written").await?.mounted("ext4", &[]),
+        mount_by_hand: mount_by_hand(cluster, driver, &by_hand)?,
+        unmount_by_hand: format!(
+            "umount /run/by-hand-rbd\n{}\necho $id > /sys/bus/rbd/remove_single_major",
+            find_mapping(&by_hand)?
+        ),
+    }];
+    speed::compare(run, node, &volumes[0]).await?;
+    let during = OutageVolumes {
+        removed: driver.create("removed").await?.mounted("ext4", &[]),
+        unreachable: (
+            driver.create("unreachable").await?,
+            vec![cluster.monitor(), "no response within".to_owned()],
+        ),
+        neighbour: local_disk::disk_volume("neighbour").mounted("ext4", &[]),
+    };
+    let set_available = async |is_available| cluster.set_available(is_available).await;
+    let others = async || Ok(());
+    outage::interrupt(run, node, set_available, &volumes, std::slice::from_ref(&during), others).await?;
+    outage::restart(run, node, &volumes, async || cluster.restart_daemons().await).await?;
+    ensure_unmapped(node).await?;
+    cluster.wait_for_dashboard().await?;
+    for volume in [&by_hand, &volumes[0].written, &during.removed, &during.unreachable.0] {
+        driver.delete(&volume.name).await?;
+    }
+    Ok(())
+}
+
+/// A script that maps and mounts an image as an administrator does, in a connection of its own.
+fn mount_by_hand(cluster: &CephCluster, driver: &Driver<'_>, volume: &NetworkVolume) -> Result<String> {
+    let [(_, user), (_, key)] = driver.secrets;
+    Ok(format!(
+        "echo '{monitor} name={user},secret={key},noshare {pool} {image} -' > /sys/bus/rbd/add_single_major
+         {find}
+         disk=/dev/rbd$id; mkdir -p /run/by-hand-rbd
+         if blkid $disk >/dev/null; then e2fsck -p $disk >/dev/null; else mkfs.ext4 -q $disk; fi
+         mount $disk /run/by-hand-rbd",
+        monitor = cluster.monitor(),
+        pool = field(volume, "pool")?,
+        image = field(volume, "image")?,
+        find = find_mapping(volume)?
+    ))
+}
+
+/// A script that sets `id` to the number of a mapped image.
+fn find_mapping(volume: &NetworkVolume) -> Result<String> {
+    let image = field(volume, "image")?;
+    Ok(format!("id=$(basename $(dirname $(grep -l -x {image} /sys/bus/rbd/devices/*/name)))"))
+}
+
+/// A field of a volume's connection info.
+fn field<'a>(volume: &'a NetworkVolume, name: &str) -> Result<&'a str> {
+    volume.fields().get(name).and_then(Value::as_str).with_context(|| format!("no field {name}"))
 }
 
 /// Checks that no image is mapped.

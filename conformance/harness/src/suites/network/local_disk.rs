@@ -17,17 +17,26 @@ const DISK: usize = 1;
 pub(super) const SIZES: [u64; 2] = [512 << 20, 1 << 30];
 
 /// The policy of the node.
-pub(super) const POLICY: &str = "stable-ids = [\"virtio-conformance\"]\n";
+pub(in crate::suites) const POLICY: &str = "stable-ids = [\"virtio-conformance\"]\n";
 
 fn volume(name: &str, id: &str) -> NetworkVolume {
     NetworkVolume::new(name, "local-device", json!({ "stable-id": id }))
 }
 
+/// A volume on the disk.
+pub(in crate::suites) fn disk_volume(name: &str) -> NetworkVolume {
+    volume(name, STABLE_ID)
+}
+
+/// Gives the disk its stable id.
+pub(in crate::suites) async fn name_disk(machine: &Machine) -> Result<()> {
+    let script = format!("mkdir -p /dev/disk/by-id; ln -sfn ../../{DEVICE} /dev/disk/by-id/{STABLE_ID}");
+    machine.shell(&script).await.map(drop)
+}
+
 /// Formats, mounts and grows the disk with each filesystem.
 pub(super) async fn carry_data(machine: &Machine, node: &MachineNode<'_>) -> Result<()> {
-    machine
-        .shell(&format!("mkdir -p /dev/disk/by-id; ln -sfn ../../{DEVICE} /dev/disk/by-id/{STABLE_ID}"))
-        .await?;
+    name_disk(machine).await?;
     for fs_type in ["ext4", "xfs"] {
         machine.resize_disk(DISK, SIZES[0]).await?;
         machine
@@ -35,7 +44,7 @@ pub(super) async fn carry_data(machine: &Machine, node: &MachineNode<'_>) -> Res
                 "blkdiscard -z /dev/{DEVICE} || dd if=/dev/zero of=/dev/{DEVICE} bs=1M 2>/dev/null || true"
             ))
             .await?;
-        let volume = volume(&format!("local-{fs_type}"), STABLE_ID).mounted(fs_type, &[]);
+        let volume = disk_volume(&format!("local-{fs_type}")).mounted(fs_type, &[]);
         node.attach(&volume).await?;
         let target = volume.target_path();
         machine.shell(&format!("echo {fs_type} > {target}/data; sync {target}/data")).await?;

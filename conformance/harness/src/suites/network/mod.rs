@@ -1,20 +1,21 @@
 //! Volumes of a network: a node and a server, each a machine with Debian's kernel.
 
+mod crash_points;
 pub(super) mod crashes;
-mod local_disk;
+pub(super) mod local_disk;
 mod nfs;
 pub(super) mod node;
-mod node_loss;
+pub(super) mod node_loss;
 mod nvme;
-mod outage;
+pub(super) mod outage;
 pub(super) mod pods;
 pub(super) mod sanity;
-mod speed;
+pub(super) mod speed;
 mod writer;
 
-use std::{env, fs::File, path::PathBuf};
+use std::{fs::File, path::PathBuf};
 
-use anyhow::{Context as _, Result};
+use anyhow::Result;
 
 use self::{node::MachineNode, sanity::MachineSanity};
 use super::csi_sanity::SanityCounts;
@@ -25,8 +26,6 @@ use crate::{
     seeded_rng::seeded_rng,
 };
 
-/// Crashes of the role `node` with each kind without the variable `ROUNDS`.
-const ROUNDS: usize = 3;
 /// Size of the disk of each machine in bytes.
 const DISK_BYTES: u64 = 8 << 30;
 /// Addresses of the first server.
@@ -35,20 +34,19 @@ const ADDRESSES: [&str; 2] = ["10.1.0.2", "fd00:1::2"];
 const AWAY: &str = "10.1.0.3";
 
 pub(super) async fn run(run: &SuiteRun) -> Result<()> {
-    let rounds = rounds()?;
     let mut rng = seeded_rng()?;
     let system = MachineSystem::prepare(run).await?;
     let network = MachineNetwork::new(run)?;
-    let disk = |name: &str| create_disk(run, name, DISK_BYTES);
-    let node_disks = [disk("node")?, create_disk(run, "local", local_disk::SIZES[0])?];
-    let (server_disks, other_disks) = ([disk("server")?], [disk("other-server")?]);
+    let node_disks = node_disks(run)?;
+    let (server_disks, other_disks) =
+        ([disk(run, "server", DISK_BYTES)?], [disk(run, "other-server", DISK_BYTES)?]);
     let (mut machine, mut server, other) = tokio::try_join!(
         Machine::start(run, &system, "node", network, 1, &node_disks),
         Machine::start(run, &system, "server", network, 2, &server_disks),
         Machine::start(run, &system, "other-server", network, 3, &other_disks)
     )?;
     let start_other = start_server(&other, nvme::AWAY_TARGET);
-    tokio::try_join!(prepare_node(&machine), start_server(&server, nvme::TARGET), start_other)?;
+    tokio::try_join!(prepare_node(&machine, "nvme_tcp"), start_server(&server, nvme::TARGET), start_other)?;
     let driver = BackendFixture::with_connection_info(run, node::NODE, "nfs", nfs::SANITY_FIELDS)?;
     let manifest = driver.write_manifest(run).await?;
     let node = MachineNode::start(run, &machine, &manifest, &policy()).await?;
@@ -60,7 +58,7 @@ pub(super) async fn run(run: &SuiteRun) -> Result<()> {
         speed::compare(run, &node, &volumes).await?;
     }
     let away = [nfs::server_volumes(AWAY), nvme::server_volumes(nvme::AWAY_TARGET)];
-    let meanwhile = [nfs::meanwhile(), nvme::meanwhile()];
+    let during = [nfs::outage_volumes(), nvme::outage_volumes()];
     nvme::reject_disks(&node, &server).await?;
     let (mut csi_server, socket, _) = driver.start_csi_server(run).await?;
     let expected = SanityCounts { passed: 94, failed: 0, skipped: 8 };
@@ -70,13 +68,18 @@ pub(super) async fn run(run: &SuiteRun) -> Result<()> {
         let sanity = sanity::run(run, &node, &socket, &sanity);
         tokio::try_join!(nfs::reject(&node), nvme::reject(&node), sanity).map(drop)
     };
-    outage::take_away(run, &node, &other, &away, &meanwhile, others).await?;
+    let set_available = async |is_available| other.set_link(is_available).await;
+    outage::interrupt(run, &node, set_available, &away, &during, others).await?;
     csi_server.stop().await?;
-    nfs::crash(run, &node, rounds, &mut rng).await?;
-    nvme::crash(run, &node, &server, rounds, &mut rng).await?;
+    nfs::crash(run, &node, &mut rng).await?;
+    nvme::crash(run, &node, &server, &mut rng).await?;
     let restarted = [nfs::server_volumes(ADDRESSES[0]), nvme::server_volumes(nvme::TARGET)];
-    let start = async |server: &Machine| start_server(server, nvme::TARGET).await;
-    outage::restart(run, &node, &mut server, &restarted, start).await?;
+    let restart_server = async || {
+        server.lose_power().await?;
+        server.power_on().await?;
+        start_server(&server, nvme::TARGET).await
+    };
+    outage::restart(run, &node, &restarted, restart_server).await?;
     nvme::ensure_disconnected(&node).await?;
 
     let lost = [nfs::lost_volumes(), nvme::lost_volumes()];
@@ -84,28 +87,22 @@ pub(super) async fn run(run: &SuiteRun) -> Result<()> {
     drop(node);
     machine.lose_power().await?;
     machine.power_on().await?;
-    prepare_node(&machine).await?;
+    prepare_node(&machine, "nvme_tcp").await?;
     let node = MachineNode::start(run, &machine, &manifest, &policy()).await?;
     node_loss::recover(&node, &lost).await?;
     nvme::ensure_disconnected(&node).await
 }
 
-/// Crashes of the role `node` with each kind: the variable `ROUNDS`, or a default.
-///
-/// # Errors
-/// If the variable is not a number.
-pub(super) fn rounds() -> Result<usize> {
-    match env::var("ROUNDS") {
-        Ok(text) => text.parse().with_context(|| format!("ROUNDS={text:?}: expected a number")),
-        Err(_) => Ok(ROUNDS),
-    }
-}
-
-/// Creates the empty disk of a machine, with a size in bytes.
-pub(super) fn create_disk(run: &SuiteRun, name: &str, bytes: u64) -> Result<PathBuf> {
+/// Creates a blank disk for a machine.
+pub(super) fn disk(run: &SuiteRun, name: &str, bytes: u64) -> Result<PathBuf> {
     let path = run.scratch().join(format!("disk-{name}"));
     File::create(&path)?.set_len(bytes)?;
     Ok(path)
+}
+
+/// Creates the disks of a node: that of [`prepare_node`], and that of the volumes of [`local_disk`].
+pub(super) fn node_disks(run: &SuiteRun) -> Result<[PathBuf; 2]> {
+    Ok([disk(run, "node", DISK_BYTES)?, disk(run, "local", local_disk::SIZES[0])?])
 }
 
 /// The section `[node]` of the roles' configuration.
@@ -121,13 +118,13 @@ async fn start_server(server: &Machine, target: nvme::Target) -> Result<()> {
     nvme::start_server(server, target).await
 }
 
-/// Mounts the node's disk at kubelet's root, which outlives a loss of power.
-async fn prepare_node(node: &Machine) -> Result<()> {
+/// Loads a kernel module, and mounts the node's disk at kubelet's root, which outlives a loss of power.
+pub(super) async fn prepare_node(node: &Machine, module: &str) -> Result<()> {
     let script = format!(
-        "modprobe nvme_tcp
+        "modprobe {module}
          blkid /dev/vdc >/dev/null || mkfs.ext4 -q /dev/vdc
          mkdir -p {0}; mount /dev/vdc {0}",
-        node::ROOT
+        node::ROOT,
     );
     node.shell(&script).await.map(drop)
 }

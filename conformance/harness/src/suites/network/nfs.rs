@@ -7,10 +7,11 @@ use serde_json::json;
 use tonic::Code;
 
 use super::{
-    ADDRESSES, AWAY, crashes,
+    ADDRESSES, AWAY,
+    crashes::CrashTest,
     node::{MachineNode, NetworkVolume, RejectedVolume},
     node_loss::LostVolumes,
-    outage::{Meanwhile, ServerVolumes},
+    outage::{OutageVolumes, ServerVolumes},
 };
 use crate::{machine::Machine, run::SuiteRun};
 
@@ -180,16 +181,17 @@ pub(super) async fn reject(node: &MachineNode<'_>) -> Result<()> {
     node.ensure_nothing_left("spelling").await
 }
 
-/// The role is killed `rounds` times during calls.
-pub(super) async fn crash(
-    run: &SuiteRun,
-    node: &MachineNode<'_>,
-    rounds: usize,
-    rng: &mut fastrand::Rng,
-) -> Result<()> {
+/// The role is killed during calls.
+pub(super) async fn crash(run: &SuiteRun, node: &MachineNode<'_>, rng: &mut fastrand::Rng) -> Result<()> {
     let volume = &volume("crashing-nfs", ADDRESSES[0], "two", "4.2");
-    let crashes = crashes::crash_during_calls(node, volume, rounds, rng, async || Ok(())).await?;
-    run.add_note(&format!("nfs: {} crashes: {}", crashes.len(), crashes.join("; ")))
+    CrashTest { node, volume, reset: async || ensure_unmounted(node).await }.run(run, rng).await
+}
+
+/// Checks that the node has mounted no export.
+async fn ensure_unmounted(node: &MachineNode<'_>) -> Result<()> {
+    let mounted = node.machine.shell("grep -E ' nfs4? ' /proc/mounts || true").await?;
+    ensure!(mounted.is_empty(), "mounted: {mounted}");
+    Ok(())
 }
 
 /// Volumes for a node that loses its power.
@@ -212,11 +214,14 @@ pub(super) fn server_volumes(address: &str) -> ServerVolumes {
     }
 }
 
-/// What happens while the server with the address [`AWAY`] is away.
-pub(super) fn meanwhile() -> Meanwhile {
-    Meanwhile {
+/// Volumes during an outage of the server with the address [`AWAY`].
+pub(super) fn outage_volumes() -> OutageVolumes {
+    OutageVolumes {
         removed: volume("removed-nfs", AWAY, "removed", "4.2"),
-        new: (volume("new-nfs", AWAY, "one", "4.2"), [AWAY, "does not respond"]),
+        unreachable: (
+            volume("new-nfs", AWAY, "one", "4.2"),
+            [AWAY, "does not respond"].map(str::to_owned).to_vec(),
+        ),
         neighbour: volume("neighbour-nfs", ADDRESSES[0], "one", "4.2"),
     }
 }

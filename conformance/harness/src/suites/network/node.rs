@@ -359,6 +359,11 @@ impl NetworkVolume {
         }
     }
 
+    /// The kind of the connection info.
+    pub(in crate::suites) const fn kind(&self) -> &'static str {
+        self.kind
+    }
+
     /// The fields of the connection info.
     pub(in crate::suites) const fn fields(&self) -> &Value {
         &self.fields

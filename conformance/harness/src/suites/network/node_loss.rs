@@ -5,13 +5,13 @@ use anyhow::{Context as _, Result, ensure};
 use super::node::{MachineNode, NetworkVolume};
 
 /// A volume that a pod uses again after the restart of the node, and one whose pod was deleted meanwhile.
-pub(super) struct LostVolumes {
-    pub(super) kept: NetworkVolume,
-    pub(super) removed: NetworkVolume,
+pub(in crate::suites) struct LostVolumes {
+    pub(in crate::suites) kept: NetworkVolume,
+    pub(in crate::suites) removed: NetworkVolume,
 }
 
 /// Publishes the volumes, and writes to one of each kind.
-pub(super) async fn prepare(node: &MachineNode<'_>, volumes: &[LostVolumes]) -> Result<()> {
+pub(in crate::suites) async fn prepare(node: &MachineNode<'_>, volumes: &[LostVolumes]) -> Result<()> {
     for LostVolumes { kept, removed } in volumes {
         node.attach(kept).await?;
         node.attach(removed).await?;
@@ -23,7 +23,7 @@ pub(super) async fn prepare(node: &MachineNode<'_>, volumes: &[LostVolumes]) -> 
 
 /// Makes kubelet's calls after the restart of the node: stage and publish for the pods that run again, unpublish
 /// and unstage for the others.
-pub(super) async fn recover(node: &MachineNode<'_>, volumes: &[LostVolumes]) -> Result<()> {
+pub(in crate::suites) async fn recover(node: &MachineNode<'_>, volumes: &[LostVolumes]) -> Result<()> {
     for LostVolumes { kept, removed } in volumes {
         node.detach(removed).await.context("after the restart of the node")?;
         node.ensure_nothing_left(&removed.name).await?;

@@ -7,10 +7,11 @@ use serde_json::{Value, json};
 use tonic::Code;
 
 use super::{
-    ADDRESSES, AWAY, crashes,
+    ADDRESSES, AWAY,
+    crashes::CrashTest,
     node::{MachineNode, NODE, NetworkVolume, RejectedVolume},
     node_loss::LostVolumes,
-    outage::{Meanwhile, ServerVolumes},
+    outage::{OutageVolumes, ServerVolumes},
 };
 use crate::{machine::Machine, run::SuiteRun};
 
@@ -290,27 +291,25 @@ pub(super) async fn ensure_other_content(server: &Machine) -> Result<()> {
     Ok(())
 }
 
-/// The role is killed `rounds` times during calls. Each life of the volume begins with a blank disk.
+/// The role is killed during calls. Each life of the volume begins with a blank disk.
 pub(super) async fn crash(
     run: &SuiteRun,
     node: &MachineNode<'_>,
     server: &Machine,
-    rounds: usize,
     rng: &mut fastrand::Rng,
 ) -> Result<()> {
-    let volume = TARGET.volume("crashing-nvme", 3).mounted("ext4", &[]);
+    let volume = &TARGET.volume("crashing-nvme", 3).mounted("ext4", &[]);
     let blank = format!(
         "truncate -s 0 /disk/nvme/3; truncate -s {MEBIBYTES}M /disk/nvme/3
          echo 1 > /sys/kernel/config/nvmet/subsystems/{}/namespaces/3/revalidate_size",
         TARGET.subsystem()
     );
     server.shell(&blank).await?;
-    let check = async || {
+    let reset = async || {
         ensure_disconnected(node).await?;
         server.shell(&blank).await.map(drop)
     };
-    let crashes = crashes::crash_during_calls(node, &volume, rounds, rng, check).await?;
-    run.add_note(&format!("nvme-tcp: {} crashes: {}", crashes.len(), crashes.join("; ")))
+    CrashTest { node, volume, reset }.run(run, rng).await
 }
 
 /// Volumes for a node that loses its power.
@@ -350,14 +349,14 @@ pub(super) fn server_volumes(target: Target) -> ServerVolumes {
     }
 }
 
-/// What happens while [`AWAY_TARGET`] is away.
-pub(super) fn meanwhile() -> Meanwhile {
+/// Volumes during an outage of [`AWAY_TARGET`].
+pub(super) fn outage_volumes() -> OutageVolumes {
     let [address, _] = AWAY_TARGET.addresses;
     let identifier = AWAY_TARGET.uuid(OPEN_NAMESPACE);
     let new = volume("new-nvme", &AWAY_TARGET.masked_subsystem(), address, ("uuid", &identifier));
-    Meanwhile {
+    OutageVolumes {
         removed: AWAY_TARGET.volume("removed-nvme", 2).mounted("ext4", &[]),
-        new: (new, [AWAY, "respond"]),
+        unreachable: (new, [AWAY, "respond"].map(str::to_owned).to_vec()),
         neighbour: TARGET.volume("neighbour-nvme", 1).mounted("ext4", &[]),
     }
 }

@@ -1,5 +1,4 @@
-//! A server that is away for a minute, because its link is cut, while pods write to its volumes; and one that
-//! restarts.
+//! A server that does not respond for a minute, while pods write to its volumes; and one that restarts.
 
 use std::time::{Duration, Instant};
 
@@ -11,45 +10,45 @@ use super::{
     node::{MachineNode, NetworkVolume},
     writer::Writer,
 };
-use crate::{machine::Machine, run::SuiteRun, wait::until};
+use crate::{run::SuiteRun, wait::until};
 
-/// Time for which a server is away.
+/// Time for which a server does not respond.
 const OUTAGE: Duration = Duration::from_secs(60);
 /// Time limit of the first write after the server's return.
 const RETURN_TIMEOUT: Duration = Duration::from_secs(120);
 
 /// Volumes of one kind and of one server.
-pub(super) struct ServerVolumes {
+pub(in crate::suites) struct ServerVolumes {
     /// The kind.
-    pub(super) kind: &'static str,
+    pub(in crate::suites) kind: &'static str,
     /// A volume of a pod that writes.
-    pub(super) written: NetworkVolume,
+    pub(in crate::suites) written: NetworkVolume,
     /// A script that mounts other storage of the same server at `/run/by-hand-KIND`, as an administrator does.
-    pub(super) mount_by_hand: String,
+    pub(in crate::suites) mount_by_hand: String,
     /// A script that undoes it.
-    pub(super) unmount_by_hand: String,
+    pub(in crate::suites) unmount_by_hand: String,
 }
 
-/// What else happens while a server is away.
-pub(super) struct Meanwhile {
-    /// A volume that is removed.
-    pub(super) removed: NetworkVolume,
+/// Volumes that are staged, published or removed during an outage.
+pub(in crate::suites) struct OutageVolumes {
+    /// A volume of the server, which is removed.
+    pub(in crate::suites) removed: NetworkVolume,
     /// A volume of the server that is staged, and texts of the error.
-    pub(super) new: (NetworkVolume, [&'static str; 2]),
-    /// A volume of another server.
-    pub(super) neighbour: NetworkVolume,
+    pub(in crate::suites) unreachable: (NetworkVolume, Vec<String>),
+    /// A volume of other storage.
+    pub(in crate::suites) neighbour: NetworkVolume,
 }
 
-/// Pods that write to the volumes of a server. The writers of each volume are a pod, and a process in a mount
+/// Workloads that write to the volumes of a server. The writers of each volume are a pod, and a process in a mount
 /// that was made by hand.
-struct Pods<'a> {
+struct Workloads<'a> {
     node: &'a MachineNode<'a>,
-    pods: Vec<(&'a ServerVolumes, [Writer<'a>; 2])>,
+    writers: Vec<(&'a ServerVolumes, [Writer<'a>; 2])>,
 }
 
-impl<'a> Pods<'a> {
+impl<'a> Workloads<'a> {
     async fn start(node: &'a MachineNode<'a>, volumes: &'a [ServerVolumes]) -> Result<Self> {
-        let pods = volumes.iter().map(async |volume| {
+        let writers = volumes.iter().map(async |volume| {
             node.attach(&volume.written).await?;
             node.machine.shell(&volume.mount_by_hand).await.context("mount by hand")?;
             let kind = volume.kind;
@@ -62,14 +61,14 @@ impl<'a> Pods<'a> {
                 ],
             ))
         });
-        Ok(Self { node, pods: try_join_all(pods).await? })
+        Ok(Self { node, writers: try_join_all(writers).await? })
     }
 
     /// Waits until all write after `event`, stops them, and checks that each volume has what its pod has
     /// written. Adds a note for each kind.
     async fn finish(self, run: &SuiteRun, event: &str, uptime: f64) -> Result<()> {
-        let Self { node, pods } = self;
-        let finished = pods.into_iter().map(async |(volume, [pod, by_hand])| {
+        let Self { node, writers } = self;
+        let finished = writers.into_iter().map(async |(volume, [pod, by_hand])| {
             let ServerVolumes { kind, written, unmount_by_hand, .. } = volume;
             let (after, after_by_hand) = tokio::try_join!(
                 pod.wait_confirmed_after(uptime, RETURN_TIMEOUT),
@@ -96,50 +95,52 @@ impl<'a> Pods<'a> {
     }
 }
 
-/// Takes `server` away for a minute. Its volumes are `volumes`; the calls of `meanwhile` happen while it is
-/// away, and then those of `others`.
-pub(super) async fn take_away(
+/// Interrupts a server for a minute: `set_available` ends and restores its responses. Its volumes are `volumes`. During
+/// the outage, those of `during` are used, and then `others` runs.
+pub(in crate::suites) async fn interrupt(
     run: &SuiteRun,
     node: &MachineNode<'_>,
-    server: &Machine,
+    set_available: impl AsyncFn(bool) -> Result<()>,
     volumes: &[ServerVolumes],
-    meanwhile: &[Meanwhile],
+    during: &[OutageVolumes],
     others: impl AsyncFnOnce() -> Result<()>,
 ) -> Result<()> {
-    let pods = Pods::start(node, volumes).await?;
-    for volume in meanwhile {
+    let workloads = Workloads::start(node, volumes).await?;
+    for volume in during {
         node.attach(&volume.removed).await?;
     }
-    let before = use_neighbours(node, meanwhile).await?;
-    server.set_link(false).await?;
+    let before = use_neighbours(node, during).await?;
+    set_available(false).await?;
     let began = Instant::now();
     let flow = async {
-        let during = use_neighbours(node, meanwhile).await.context("while a server is away")?;
+        let longest = use_neighbours(node, during).await.context("during an outage of another server")?;
         run.add_note(&format!(
-            "while a server is away, volumes of another one are staged and published within {during:.2?}, before \
-             within {before:.2?}"
+            "during an outage, volumes of other storage are staged and published within {longest:.2?}, before within \
+             {before:.2?}"
         ))?;
-        try_join_all(meanwhile.iter().map(async |volume| {
-            let (new, texts) = &volume.new;
-            node.ensure_rejected(new, Code::Internal, texts).await.context("while its server is away")
+        try_join_all(during.iter().map(async |volume| {
+            let (unreachable, texts) = &volume.unreachable;
+            let texts: Vec<&str> = texts.iter().map(String::as_str).collect();
+            let rejected = node.ensure_rejected(unreachable, Code::Internal, &texts);
+            rejected.await.context("during an outage of its server")
         }))
         .await?;
         others().await?;
         tokio::time::sleep(OUTAGE.saturating_sub(began.elapsed())).await;
         let returned = node.uptime().await?;
-        server.set_link(true).await?;
+        set_available(true).await?;
         anyhow::Ok(returned)
     };
-    let removals = try_join_all(meanwhile.iter().map(|volume| detach_patiently(node, &volume.removed)));
+    let removals = try_join_all(during.iter().map(|volume| detach_patiently(node, &volume.removed)));
     let (returned, _) = tokio::try_join!(flow, removals)?;
-    pods.finish(run, &format!("its server was away for {:.0?}", began.elapsed()), returned).await
+    workloads.finish(run, &format!("outage of its server for {:.0?}", began.elapsed()), returned).await
 }
 
 /// The longest time for which staging and publishing a neighbour's volume takes. Also checks its condition and
 /// the health of the role.
-async fn use_neighbours(node: &MachineNode<'_>, meanwhile: &[Meanwhile]) -> Result<Duration> {
+async fn use_neighbours(node: &MachineNode<'_>, volumes: &[OutageVolumes]) -> Result<Duration> {
     let mut longest = Duration::ZERO;
-    for Meanwhile { neighbour, .. } in meanwhile.iter().cycle().take(2 * meanwhile.len()) {
+    for OutageVolumes { neighbour, .. } in volumes.iter().cycle().take(2 * volumes.len()) {
         let started = Instant::now();
         node.attach(neighbour).await?;
         longest = longest.max(started.elapsed());
@@ -157,19 +158,16 @@ async fn detach_patiently(node: &MachineNode<'_>, volume: &NetworkVolume) -> Res
     node.ensure_nothing_left(&volume.name).await
 }
 
-/// `server` loses its power while pods write to its volumes, and starts again.
-pub(super) async fn restart(
+/// A server dies and starts again, by `restart_server`, while pods write to its volumes.
+pub(in crate::suites) async fn restart(
     run: &SuiteRun,
     node: &MachineNode<'_>,
-    server: &mut Machine,
     volumes: &[ServerVolumes],
-    start: impl AsyncFnOnce(&Machine) -> Result<()>,
+    restart_server: impl AsyncFnOnce() -> Result<()>,
 ) -> Result<()> {
-    let pods = Pods::start(node, volumes).await?;
-    server.lose_power().await?;
-    let lost = Instant::now();
-    server.power_on().await?;
-    start(server).await?;
+    let workloads = Workloads::start(node, volumes).await?;
+    let died = Instant::now();
+    restart_server().await?;
     let returned = node.uptime().await?;
-    pods.finish(run, &format!("its server restarted within {:.0?}", lost.elapsed()), returned).await
+    workloads.finish(run, &format!("its server restarted within {:.0?}", died.elapsed()), returned).await
 }

@@ -20,7 +20,7 @@ use serde::{Serialize, de::DeserializeOwned};
 use serde_json::{Value, json};
 
 use super::{
-    DISK_BYTES, create_disk, nfs,
+    DISK_BYTES, disk, nfs,
     node::{self, MachineNode, NODE, NetworkVolume, RejectedVolume},
     nvme, policy, start_server,
 };
@@ -44,7 +44,7 @@ pub(in crate::suites) async fn run(run: &SuiteRun) -> Result<()> {
     let system = MachineSystem::prepare_with(run, &MachineKubelet::programs(run)?).await?;
     let network = MachineNetwork::new(run)?;
     let [node_disk, server_disk] =
-        [create_disk(run, "node", DISK_BYTES)?, create_disk(run, "server", DISK_BYTES)?].map(|disk| [disk]);
+        [disk(run, "node", DISK_BYTES)?, disk(run, "server", DISK_BYTES)?].map(|disk| [disk]);
     MachineKubelet::write_disk(run, &node_disk[0], &[]).await?;
     let options = ControlPlaneOptions {
         controllers: Some("*".to_owned()),

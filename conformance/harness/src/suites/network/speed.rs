@@ -12,7 +12,11 @@ const ROUNDS: usize = 5;
 
 /// Compares NodeStageVolume with the script that mounts by hand, each without the time of an empty call. Adds a
 /// note with the medians.
-pub(super) async fn compare(run: &SuiteRun, node: &MachineNode<'_>, volumes: &ServerVolumes) -> Result<()> {
+pub(in crate::suites) async fn compare(
+    run: &SuiteRun,
+    node: &MachineNode<'_>,
+    volumes: &ServerVolumes,
+) -> Result<()> {
     let ServerVolumes { kind, written, mount_by_hand, unmount_by_hand } = volumes;
     let (mut stages, mut scripts) = (Vec::new(), Vec::new());
     // The first ones may format.
