@@ -2,6 +2,7 @@
 
 mod crash_points;
 pub(super) mod crashes;
+mod fencing;
 pub(super) mod local_disk;
 mod nfs;
 pub(super) mod node;
@@ -71,6 +72,8 @@ pub(super) async fn run(run: &SuiteRun) -> Result<()> {
     let set_available = async |is_available| other.set_link(is_available).await;
     outage::interrupt(run, &node, set_available, &away, &during, others).await?;
     csi_server.stop().await?;
+    fencing::unexport(&node, &server).await?;
+    fencing::disconnect(&node, &server).await?;
     nfs::crash(run, &node, &mut rng).await?;
     nvme::crash(run, &node, &server, &mut rng).await?;
     let restarted = [nfs::server_volumes(ADDRESSES[0]), nvme::server_volumes(nvme::TARGET)];

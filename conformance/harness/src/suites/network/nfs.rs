@@ -39,11 +39,16 @@ rpc.mountd
 rpc.nfsd 4
 ";
 
+/// Exports a directory to the node, and withdraws it.
+pub(super) const EXPORT_FENCED: &str =
+    "mkdir -p /disk/srv/fenced; exportfs -o rw,no_root_squash,no_subtree_check,insecure 10.1.0.1:/srv/fenced";
+pub(super) const UNEXPORT_FENCED: &str = "exportfs -u 10.1.0.1:/srv/fenced";
+
 /// The policy of the node.
 pub(super) const POLICY: &str = r#"
 [[node.nfs]]
 server = "10.1.0.0/24"
-exports = ["/srv/exports/*"]
+exports = ["/srv/exports/*", "/srv/fenced"]
 
 [[node.nfs]]
 server = "fd00:1::/64"
@@ -56,6 +61,12 @@ pub(super) const SANITY_FIELDS: &str = "server=10.1.0.2 path=/srv/exports/two ve
 fn volume(name: &str, server: &str, path: &str, version: &str) -> NetworkVolume {
     let path = format!("/srv/exports/{path}");
     NetworkVolume::new(name, "nfs", json!({ "server": server, "path": path, "version": version }))
+}
+
+/// The volume of [`EXPORT_FENCED`].
+pub(super) fn fenced_volume() -> NetworkVolume {
+    let fields = json!({ "server": ADDRESSES[0], "path": "/srv/fenced", "version": "4.2" });
+    NetworkVolume::new("fenced-nfs", "nfs", fields)
 }
 
 /// Starts the server after the machine.

@@ -312,6 +312,39 @@ pub(super) async fn crash(
     CrashTest { node, volume, reset }.run(run, rng).await
 }
 
+/// A raw volume of [`TARGET`].
+pub(super) fn fenced_volume() -> NetworkVolume {
+    TARGET.volume("fenced-nvme", 3).raw()
+}
+
+/// The file of [`fenced_volume`] on the server.
+pub(super) const FENCED_FILE: &str = "/disk/nvme/3";
+
+/// A script of the server that removes the node's host from the allowed ones of [`TARGET`].
+pub(super) fn disallow_host() -> String {
+    format!("rm /sys/kernel/config/nvmet/subsystems/{}/allowed_hosts/{}", TARGET.subsystem(), host_nqn())
+}
+
+/// A script of the server that undoes [`disallow_host`].
+pub(super) fn allow_host() -> String {
+    format!(
+        "cd /sys/kernel/config/nvmet; ln -s $PWD/hosts/{host} subsystems/{}/allowed_hosts/{host}",
+        TARGET.subsystem(),
+        host = host_nqn()
+    )
+}
+
+/// A script of the server that ends all connections to the subsystem of [`TARGET`]; hosts can connect again.
+pub(super) fn end_connections() -> String {
+    format!(
+        "cd /sys/kernel/config/nvmet
+         for port in ports/*; do
+           rm $port/subsystems/{subsystem}; ln -s $PWD/subsystems/{subsystem} $port/subsystems/{subsystem}
+         done",
+        subsystem = TARGET.subsystem()
+    )
+}
+
 /// Volumes for a node that loses its power.
 pub(super) fn lost_volumes() -> LostVolumes {
     LostVolumes {
