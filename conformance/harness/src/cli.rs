@@ -35,8 +35,8 @@ struct Cli {
     /// List the suites and exit
     #[arg(long)]
     list: bool,
-    /// Replace the results table of this document; requires a run of all suites
-    #[arg(long, conflicts_with = "suites")]
+    /// Replace the results of this document: all of them, or those of the named suites
+    #[arg(long)]
     results: Option<PathBuf>,
     /// Replace the row of this version of Kubernetes in the table of versions of this document
     #[arg(long, conflicts_with = "results")]
@@ -131,7 +131,12 @@ async fn run_suites(selected: &[&Suite], base: &Path, cli: &Cli) -> Result<ExitC
     let seconds = started.elapsed().as_secs_f64();
     let date = jiff::Timestamp::now().strftime("%Y-%m-%d").to_string();
     if let Some(document) = &cli.results {
-        results.write(document, &date, seconds)?;
+        if cli.suites.is_empty() {
+            results.write(document, &date, seconds)?;
+        } else {
+            let order: Vec<&str> = suites::SUITES.iter().map(|suite| suite.name).collect();
+            results.update(document, &date, &order)?;
+        }
     }
     if let (Some(document), Some(kubernetes)) = (&cli.matrix, &kubernetes) {
         results.write_version(document, kubernetes, &date)?;

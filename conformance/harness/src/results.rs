@@ -13,6 +13,8 @@ const RESULTS_END: &str = "<!-- end of results -->";
 /// The line of a document before the table of Kubernetes versions; [`VERSIONS_END`] is the line after it.
 const VERSIONS_BEGIN: &str = "<!-- versions -->";
 const VERSIONS_END: &str = "<!-- end of versions -->";
+/// The beginning of the heading of a list, before the suite's name.
+const LIST_HEADING: &str = "### Results of `";
 /// Maximum length of a suite's notes in the table, in bytes. Longer notes are a list below it.
 const MAX_CELL_LENGTH: usize = 250;
 
@@ -62,16 +64,45 @@ impl SuiteResults {
         self.rows.iter().filter_map(|row| Some((row.suite.as_str(), row.failure.as_deref()?)))
     }
 
-    /// Replaces the results in a document. `seconds` is the time of the whole run.
+    /// Replaces the results in a document by those of a run of all suites. `seconds` is the time of the whole run.
     ///
     /// # Errors
     /// If the document cannot be read or written, or has no results section.
     pub fn write(&self, document: &Path, date: &str, seconds: f64) -> Result<()> {
-        let context = || format!("results for {}", document.display());
-        let old = fs::read_to_string(document).with_context(context)?;
-        let (before, _, after) = split_at_section(&old, RESULTS_BEGIN, RESULTS_END).with_context(context)?;
-        let new = format!("{before}{}{after}", self.markdown(date, seconds));
-        fs::write(document, new).with_context(context)
+        let cores = thread::available_parallelism().map_or(0, usize::from);
+        let heading = format!("`make conformance` on {date}: {seconds:.0} s on {cores} cores; do not edit.");
+        let section =
+            ResultsSection { heading, results: self.rows.iter().map(SuiteResult::render).collect() };
+        replace_section(document, |_| Ok(section.markdown()))
+    }
+
+    /// Replaces the results of these suites in a document; those of other suites remain. `order` has the names of all
+    /// suites.
+    ///
+    /// # Errors
+    /// If the document cannot be read or written, or has no results of a run of all suites.
+    pub fn update(&self, document: &Path, date: &str, order: &[&str]) -> Result<()> {
+        let run = match self.rows.len() {
+            1 => format!("a run of this suite only, on {date}"),
+            count => format!("a run of {count} suites, on {date}"),
+        };
+        replace_section(document, |old| {
+            let mut section = ResultsSection::parse(old)?;
+            for result in &self.rows {
+                let notes = format!("{run}\n{}", result.notes);
+                let new = SuiteResult {
+                    suite: result.suite.clone(),
+                    failure: result.failure.clone(),
+                    notes,
+                    ..*result
+                };
+                section.results.retain(|old| old.suite != result.suite);
+                section.results.push(new.render());
+            }
+            let place = |suite: &str| order.iter().position(|name| *name == suite).unwrap_or(order.len());
+            section.results.sort_by_key(|result| place(&result.suite));
+            Ok(section.markdown())
+        })
     }
 
     /// Writes the row of a version of Kubernetes, such as `v1.36.3`, in the table of versions of a document.
@@ -111,29 +142,89 @@ impl SuiteResults {
         let table = format!("\n{header}\n{ruler}|\n{}\n\n", rows.join("\n"));
         fs::write(document, format!("{before}{table}{after}")).with_context(context)
     }
+}
 
-    fn markdown(&self, date: &str, seconds: f64) -> String {
-        let cores = thread::available_parallelism().map_or(0, usize::from);
-        let mut text = format!(
-            "`make conformance` on {date}: {seconds:.0} s on {cores} cores; do not edit.\n\n\
-             | suite | result | seconds | notes |\n|---|---|---:|---|\n"
-        );
-        let mut lists = String::new();
-        for SuiteResult { suite, failure: failed, seconds, notes } in &self.rows {
-            let passed = failed.as_deref().unwrap_or("ok");
-            let cell = if notes.len() > MAX_CELL_LENGTH {
-                let _ = write!(lists, "\n### Results of `{suite}`\n\n");
-                for note in notes.lines() {
-                    let _ = writeln!(lists, "- {note}");
-                }
-                format!("[below](#results-of-{suite})")
-            } else {
-                notes.lines().map(escape_cell).collect::<Vec<_>>().join("<br>")
-            };
-            let _ = writeln!(text, "| `{suite}` | {} | {seconds:.0} | {cell} |", escape_cell(passed));
-        }
-        text + &lists
+impl SuiteResult {
+    fn render(&self) -> RenderedResult {
+        let Self { suite, failure, seconds, notes } = self;
+        let passed = escape_cell(failure.as_deref().unwrap_or("ok"));
+        let list: Vec<String> = notes.lines().map(|note| format!("- {note}")).collect();
+        let (cell, list) = if notes.len() > MAX_CELL_LENGTH {
+            (format!("[below](#results-of-{suite})"), list)
+        } else {
+            (notes.lines().map(escape_cell).collect::<Vec<_>>().join("<br>"), Vec::new())
+        };
+        let row = format!("| `{suite}` | {passed} | {seconds:.0} | {cell} |");
+        RenderedResult { suite: suite.clone(), row, list }
     }
+}
+
+/// The results in a document.
+struct ResultsSection {
+    /// The line before the table.
+    heading: String,
+    results: Vec<RenderedResult>,
+}
+
+struct RenderedResult {
+    suite: String,
+    /// The line of the table.
+    row: String,
+    /// The lines of the list below the table; none if the table has the notes.
+    list: Vec<String>,
+}
+
+impl ResultsSection {
+    /// Parses what [`markdown`](Self::markdown) returns.
+    fn parse(text: &str) -> Result<Self> {
+        let mut section = Self { heading: String::new(), results: Vec::new() };
+        let mut listed = String::new();
+        for line in text.lines() {
+            let suite = line.split('`').nth(1).unwrap_or_default();
+            if section.heading.is_empty() {
+                line.clone_into(&mut section.heading);
+            } else if line.starts_with("| `") {
+                let (suite, row) = (suite.to_owned(), line.to_owned());
+                section.results.push(RenderedResult { suite, row, list: Vec::new() });
+            } else if line.starts_with(LIST_HEADING) {
+                suite.clone_into(&mut listed);
+            } else if line.starts_with("- ") {
+                let result = section.results.iter_mut().find(|result| result.suite == listed);
+                let result = result.with_context(|| format!("{line:?}: expected it below a suite"))?;
+                result.list.push(line.to_owned());
+            }
+        }
+        if section.results.is_empty() {
+            bail!("no results: expected those of a run of all suites");
+        }
+        Ok(section)
+    }
+
+    fn markdown(&self) -> String {
+        let mut text =
+            format!("{}\n\n| suite | result | seconds | notes |\n|---|---|---:|---|\n", self.heading);
+        for RenderedResult { row, .. } in &self.results {
+            let _ = writeln!(text, "{row}");
+        }
+        for RenderedResult { suite, list, .. } in self.results.iter().filter(|result| !result.list.is_empty())
+        {
+            let _ = write!(text, "\n{LIST_HEADING}{suite}`\n\n");
+            for line in list {
+                let _ = writeln!(text, "{line}");
+            }
+        }
+        text
+    }
+}
+
+/// Replaces the results section of a document by what a function makes of it.
+fn replace_section(document: &Path, change: impl FnOnce(&str) -> Result<String>) -> Result<()> {
+    let context = || format!("results for {}", document.display());
+    let old = fs::read_to_string(document).with_context(context)?;
+    let (before, section, after) =
+        split_at_section(&old, RESULTS_BEGIN, RESULTS_END).with_context(context)?;
+    let new = change(section).with_context(context)?;
+    fs::write(document, format!("{before}{new}{after}")).with_context(context)
 }
 
 /// Escapes text for a table cell.
@@ -192,6 +283,26 @@ mod tests {
         );
         assert!(text.ends_with(&expected), "{text}");
 
+        let mut some = SuiteResults::default();
+        some.add("a", None, 4.0, &directory.path().join("none")).unwrap();
+        some.add("new", None, 5.0, directory.path()).unwrap();
+        some.update(&document, "2026-01-03", &["new", "a", "b", "c"]).unwrap();
+        let updated = fs::read_to_string(&document).unwrap();
+        let rows = "| `new` | ok | 5 | [below](#results-of-new) |\n\
+                    | `a` | ok | 4 | a run of 2 suites, on 2026-01-03 |\n\
+                    | `b` | FAILED | 2 | one \\| two<br>three |\n\
+                    | `c` | ok | 1 | [below](#results-of-c) |\n";
+        let lists = format!(
+            "\n### Results of `new`\n\n- a run of 2 suites, on 2026-01-03\n{list}\n### Results of `c`\n\n{list}"
+        );
+        assert!(updated.ends_with(&format!("{rows}{lists}{RESULTS_END}\ntail\n")), "{updated}");
+        assert!(updated.contains("`make conformance` on 2026-01-02: 3 s on "), "{updated}");
+        results.write(&document, "2026-01-02", 3.4).unwrap();
+        assert_eq!(fs::read_to_string(&document).unwrap(), text);
+
+        fs::write(&document, format!("{RESULTS_BEGIN}\n{RESULTS_END}\n")).unwrap();
+        let error = format!("{:#}", some.update(&document, "2026-01-03", &[]).unwrap_err());
+        assert!(error.ends_with("no results: expected those of a run of all suites"), "{error}");
         fs::write(&document, "no section").unwrap();
         let error = format!("{:#}", results.write(&document, "2026-01-02", 3.4).unwrap_err());
         assert!(
