@@ -51,6 +51,7 @@ pub use manifest::{DriverManifest, InvalidManifest, ManifestError, MissingTopolo
 pub use mount_options::{AccessTimes, MountOptions};
 pub use mount_point::{MountAttributes, MountPoint};
 pub use mounter::{BindSource, Mounter, PathInfo};
+pub use network::PortalRuleError;
 pub use nfs::{InvalidExport, NfsExport, NfsRule, NfsRuleError, NfsServer, NfsVersion};
 pub use node::{ExpandRequest, NodeVolumes, PublishInlineRequest, PublishRequest, StageRequest, VolumeStats};
 pub use nvme::{

@@ -1,8 +1,63 @@
-//! Networks in the policy, and addresses with ports in connection info.
+//! Networks and ports in the policy, and addresses with ports in connection info.
 
 use std::net::{IpAddr, SocketAddr};
 
 use ipnet::IpNet;
+
+/// An invalid [`PortalRule`], or a rule that has one and lacks another setting.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum PortalRuleError {
+    /// A network is neither an address nor a network.
+    #[error("{text:?} is neither an IP address nor a network such as 10.0.0.0/8")]
+    Network {
+        /// The value.
+        text: String,
+    },
+    /// A rule lacks a setting.
+    #[error("a rule has no {setting}: expected at least one value")]
+    Empty {
+        /// The setting.
+        setting: &'static str,
+    },
+    /// A port is 0.
+    #[error("a port is 0: expected 1 to 65535")]
+    Port,
+}
+
+/// The networks and ports of the servers that a rule of the policy allows.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct PortalRule {
+    networks: Vec<IpNet>,
+    ports: Vec<u16>,
+}
+
+impl PortalRule {
+    /// Parses the settings `networks` and `ports` of a rule. `others` are the names and numbers of values of its
+    /// other settings, which must not be empty either.
+    pub(crate) fn new(
+        networks: &[String],
+        ports: &[u16],
+        others: &[(&'static str, usize)],
+    ) -> Result<Self, PortalRuleError> {
+        let settings = [("networks", networks.len()), ("ports", ports.len())];
+        if let Some((setting, _)) = settings.iter().chain(others).find(|(_, count)| *count == 0) {
+            return Err(PortalRuleError::Empty { setting });
+        }
+        if ports.contains(&0) {
+            return Err(PortalRuleError::Port);
+        }
+        let network = |text: &String| {
+            parse_network(text).ok_or_else(|| PortalRuleError::Network { text: text.clone() })
+        };
+        let networks = networks.iter().map(network).collect::<Result<_, _>>()?;
+        Ok(Self { networks, ports: ports.to_vec() })
+    }
+
+    pub(crate) fn allows(&self, portal: SocketAddr) -> bool {
+        self.ports.contains(&portal.port())
+            && self.networks.iter().any(|network| network.contains(&portal.ip()))
+    }
+}
 
 /// Parses an address or a network in the form that has one meaning. IPv4 in IPv6 notation is none.
 pub(crate) fn parse_network(text: &str) -> Option<IpNet> {

@@ -2,30 +2,17 @@
 
 use std::net::SocketAddr;
 
-use ipnet::IpNet;
 use serde::{Deserialize, Deserializer, de};
 
 use super::{DEFAULT_PORT, MAX_NQN_BYTES, Nqn, NvmeNamespace, has_nqn_date, is_nqn_byte};
-use crate::network::parse_network;
+use crate::network::{PortalRule, PortalRuleError};
 
 /// An invalid [`NvmeRule`].
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum NvmeRuleError {
-    /// A network is neither an address nor a network.
-    #[error("{text:?} is neither an IP address nor a network such as 10.0.0.0/8")]
-    Network {
-        /// The value.
-        text: String,
-    },
-    /// A rule lacks a setting.
-    #[error("a rule has no {setting}: expected at least one value")]
-    Empty {
-        /// The setting.
-        setting: &'static str,
-    },
-    /// A port is 0.
-    #[error("a port is 0: expected 1 to 65535")]
-    Port,
+    /// A network or a port is invalid, or the rule lacks a setting.
+    #[error(transparent)]
+    Portal(#[from] PortalRuleError),
     /// A subsystem is not an NQN, or has `*` in another place than at its end.
     #[error(
         "the subsystem {subsystem:?} is invalid: expected an NQN such as nqn.2024-01.com.example:volumes, or \
@@ -67,8 +54,7 @@ impl SubsystemPattern {
 /// A rule of the policy: subsystems and their portals that volumes may use.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NvmeRule {
-    networks: Vec<IpNet>,
-    ports: Vec<u16>,
+    portals: PortalRule,
     subsystems: Vec<SubsystemPattern>,
 }
 
@@ -78,19 +64,8 @@ impl NvmeRule {
     /// # Errors
     /// [`NvmeRuleError`]
     pub fn new(networks: &[String], ports: &[u16], subsystems: &[String]) -> Result<Self, NvmeRuleError> {
-        let settings =
-            [("networks", networks.len()), ("ports", ports.len()), ("subsystems", subsystems.len())];
-        if let Some((setting, _)) = settings.iter().find(|(_, count)| *count == 0) {
-            return Err(NvmeRuleError::Empty { setting });
-        }
-        if ports.contains(&0) {
-            return Err(NvmeRuleError::Port);
-        }
-        let network =
-            |text: &String| parse_network(text).ok_or_else(|| NvmeRuleError::Network { text: text.clone() });
         Ok(Self {
-            networks: networks.iter().map(network).collect::<Result<_, _>>()?,
-            ports: ports.to_vec(),
+            portals: PortalRule::new(networks, ports, &[("subsystems", subsystems.len())])?,
             subsystems: subsystems
                 .iter()
                 .map(|text| SubsystemPattern::parse(text))
@@ -99,9 +74,7 @@ impl NvmeRule {
     }
 
     fn allows(&self, nqn: &Nqn, portal: SocketAddr) -> bool {
-        self.networks.iter().any(|network| network.contains(&portal.ip()))
-            && self.ports.contains(&portal.port())
-            && self.subsystems.iter().any(|pattern| pattern.matches(nqn))
+        self.portals.allows(portal) && self.subsystems.iter().any(|pattern| pattern.matches(nqn))
     }
 
     /// Returns the first portal of a namespace that no rule allows together with the subsystem.

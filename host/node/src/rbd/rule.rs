@@ -1,29 +1,16 @@
 //! Rules of the policy for kind `rbd`.
 
-use ipnet::IpNet;
 use serde::{Deserialize, Deserializer, de};
 
 use super::{RbdImage, V1_PORT, V2_PORT, is_name, parse_fsid};
-use crate::network::parse_network;
+use crate::network::{PortalRule, PortalRuleError};
 
 /// An invalid [`RbdRule`].
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum RbdRuleError {
-    /// A network is neither an address nor a network.
-    #[error("{text:?} is neither an IP address nor a network such as 10.0.0.0/8")]
-    Network {
-        /// The value.
-        text: String,
-    },
-    /// A rule lacks a setting.
-    #[error("a rule has no {setting}: expected at least one value")]
-    Empty {
-        /// The setting.
-        setting: &'static str,
-    },
-    /// A port is 0.
-    #[error("a port is 0: expected 1 to 65535")]
-    Port,
+    /// A network or a port is invalid, or the rule lacks a setting.
+    #[error(transparent)]
+    Portal(#[from] PortalRuleError),
     /// An fsid is no UUID.
     #[error("the fsid {fsid:?} is invalid: expected a UUID, as `ceph fsid` prints it")]
     Fsid {
@@ -83,8 +70,7 @@ fn is_plain_name(text: &str) -> bool {
 /// A rule of the policy: clusters, monitors and pools that volumes may use.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RbdRule {
-    networks: Vec<IpNet>,
-    ports: Vec<u16>,
+    monitors: PortalRule,
     cluster_fsids: Vec<String>,
     pools: Vec<PoolPattern>,
 }
@@ -101,24 +87,10 @@ impl RbdRule {
         cluster_fsids: &[String],
         pools: &[String],
     ) -> Result<Self, RbdRuleError> {
-        let settings = [
-            ("networks", networks.len()),
-            ("ports", ports.len()),
-            ("cluster-fsids", cluster_fsids.len()),
-            ("pools", pools.len()),
-        ];
-        if let Some((setting, _)) = settings.iter().find(|(_, count)| *count == 0) {
-            return Err(RbdRuleError::Empty { setting });
-        }
-        if ports.contains(&0) {
-            return Err(RbdRuleError::Port);
-        }
-        let network =
-            |text: &String| parse_network(text).ok_or_else(|| RbdRuleError::Network { text: text.clone() });
+        let others = [("cluster-fsids", cluster_fsids.len()), ("pools", pools.len())];
         let fsid = |text: &String| parse_fsid(text).ok_or_else(|| RbdRuleError::Fsid { fsid: text.clone() });
         Ok(Self {
-            networks: networks.iter().map(network).collect::<Result<_, _>>()?,
-            ports: ports.to_vec(),
+            monitors: PortalRule::new(networks, ports, &others)?,
             cluster_fsids: cluster_fsids.iter().map(fsid).collect::<Result<_, _>>()?,
             pools: pools.iter().map(|text| PoolPattern::parse(text)).collect::<Result<_, _>>()?,
         })
@@ -128,10 +100,7 @@ impl RbdRule {
     pub(crate) fn allows(&self, image: &RbdImage) -> bool {
         self.cluster_fsids.contains(&image.cluster_fsid)
             && self.pools.iter().any(|pattern| pattern.matches(image))
-            && image.monitors.iter().all(|monitor| {
-                self.ports.contains(&monitor.port())
-                    && self.networks.iter().any(|network| network.contains(&monitor.ip()))
-            })
+            && image.monitors.iter().all(|monitor| self.monitors.allows(*monitor))
     }
 }
 
