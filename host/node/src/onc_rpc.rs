@@ -15,6 +15,34 @@ const VERSION_MISMATCH: u32 = 2;
 /// Maximum length of a reply in bytes: a reply to the null procedure with the longest verifier has 424.
 const MAX_REPLY_BYTES: u32 = 1024;
 
+/// The reason why a reply to the null procedure shows no server of the version.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub(crate) enum NullReplyError {
+    /// The bytes are no reply to the call.
+    #[error("its response is not one of RPC")]
+    NotRpc,
+    /// The server denies the call.
+    #[error("it denies calls without credentials")]
+    Denied,
+    /// The server has no program NFS.
+    #[error("it does not serve NFS")]
+    NoNfs,
+    /// The server has other versions.
+    #[error("it serves the versions {low} to {high} of NFS")]
+    OtherVersions {
+        /// The lowest version.
+        low: u32,
+        /// The highest version.
+        high: u32,
+    },
+    /// The server rejects the call with another status.
+    #[error("it rejects the null procedure with the status {status}")]
+    Rejected {
+        /// The status.
+        status: u32,
+    },
+}
+
 /// Length of a record mark in bytes.
 pub(crate) const MARK_BYTES: usize = 4;
 
@@ -29,29 +57,28 @@ pub(crate) fn null_call(xid: u32, version: u32) -> Vec<u8> {
 /// Returns the length of the reply after this record mark.
 ///
 /// # Errors
-/// A text: the mark is not that of a reply to the null procedure.
-pub(crate) fn reply_length(mark: [u8; MARK_BYTES]) -> Result<usize, String> {
+/// [`NullReplyError::NotRpc`]
+pub(crate) fn reply_length(mark: [u8; MARK_BYTES]) -> Result<usize, NullReplyError> {
     let mark = u32::from_be_bytes(mark);
     let length = mark & !LAST_FRAGMENT;
     if mark & LAST_FRAGMENT == 0 || length > MAX_REPLY_BYTES {
-        return Err("its response is not one of RPC".to_owned());
+        return Err(NullReplyError::NotRpc);
     }
-    usize::try_from(length).map_err(|error| error.to_string())
+    usize::try_from(length).map_err(|_| NullReplyError::NotRpc)
 }
 
 /// Checks the reply to a null call with this transaction id.
 ///
 /// # Errors
-/// A text: the reply is not one to the call, or the server rejects the call.
-pub(crate) fn check_null_reply(reply: &[u8], xid: u32) -> Result<(), String> {
-    let not_rpc = || "its response is not one of RPC".to_owned();
+/// [`NullReplyError`]
+pub(crate) fn check_null_reply(reply: &[u8], xid: u32) -> Result<(), NullReplyError> {
     let mut words = reply.chunks(4).map(|word| word.try_into().map(u32::from_be_bytes));
-    let mut next = || words.next().and_then(Result::ok).ok_or_else(not_rpc);
+    let mut next = || words.next().and_then(Result::ok).ok_or(NullReplyError::NotRpc);
     if next()? != xid || next()? != REPLY {
-        return Err(not_rpc());
+        return Err(NullReplyError::NotRpc);
     }
     if next()? != ACCEPTED {
-        return Err("it denies calls without credentials".to_owned());
+        return Err(NullReplyError::Denied);
     }
     let _flavor = next()?;
     let verifier_words = next()?.div_ceil(4);
@@ -60,12 +87,12 @@ pub(crate) fn check_null_reply(reply: &[u8], xid: u32) -> Result<(), String> {
     }
     match next()? {
         SUCCESS => Ok(()),
-        PROGRAM_UNAVAILABLE => Err("it does not serve NFS".to_owned()),
+        PROGRAM_UNAVAILABLE => Err(NullReplyError::NoNfs),
         VERSION_MISMATCH => {
             let (low, high) = (next()?, next()?);
-            Err(format!("it serves the versions {low} to {high} of NFS"))
+            Err(NullReplyError::OtherVersions { low, high })
         }
-        other => Err(format!("it rejects the null procedure with the status {other}")),
+        status => Err(NullReplyError::Rejected { status }),
     }
 }
 
@@ -85,25 +112,21 @@ mod tests {
 
     #[test]
     fn replies_are_checked() {
-        let rows: [(&[u32], Result<(), &str>); 9] = [
+        let rows: [(&[u32], Result<(), NullReplyError>); 9] = [
             (&[7, 1, 0, 0, 0, 0], Ok(())),
             (&[7, 1, 0, 1, 5, 9, 9, 0], Ok(())),
-            (&[8, 1, 0, 0, 0, 0], Err("not one of RPC")),
-            (&[7, 0, 0, 0, 0, 0], Err("not one of RPC")),
-            (&[7, 1, 1, 1, 1], Err("denies")),
-            (&[7, 1, 0, 0, 0, 1], Err("does not serve NFS")),
-            (&[7, 1, 0, 0, 0, 2, 3, 4], Err("versions 3 to 4")),
-            (&[7, 1, 0, 0, u32::MAX, 0], Err("not one of RPC")),
-            (&[7, 1, 0, 0, 0, 5], Err("status 5")),
+            (&[8, 1, 0, 0, 0, 0], Err(NullReplyError::NotRpc)),
+            (&[7, 0, 0, 0, 0, 0], Err(NullReplyError::NotRpc)),
+            (&[7, 1, 1, 1, 1], Err(NullReplyError::Denied)),
+            (&[7, 1, 0, 0, 0, 1], Err(NullReplyError::NoNfs)),
+            (&[7, 1, 0, 0, 0, 2, 3, 4], Err(NullReplyError::OtherVersions { low: 3, high: 4 })),
+            (&[7, 1, 0, 0, u32::MAX, 0], Err(NullReplyError::NotRpc)),
+            (&[7, 1, 0, 0, 0, 5], Err(NullReplyError::Rejected { status: 5 })),
         ];
         for (reply, expected) in rows {
-            let checked = check_null_reply(&words(reply), 7);
-            match expected {
-                Ok(()) => assert_eq!(checked, Ok(()), "{reply:?}"),
-                Err(text) => assert!(checked.clone().is_err_and(|error| error.contains(text)), "{checked:?}"),
-            }
+            assert_eq!(check_null_reply(&words(reply), 7), expected, "{reply:?}");
         }
-        assert!(check_null_reply(&[0, 0, 0], 7).is_err());
+        assert_eq!(check_null_reply(&[0, 0, 0], 7), Err(NullReplyError::NotRpc));
     }
 
     #[test]

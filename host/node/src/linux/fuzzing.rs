@@ -106,7 +106,7 @@ pub fn null_call(xid: u32, version: u32) -> Vec<u8> {
 /// # Errors
 /// The mark is not that of a reply to the null procedure.
 pub fn reply_length(mark: [u8; MARK_BYTES]) -> std::result::Result<usize, String> {
-    onc_rpc::reply_length(mark)
+    onc_rpc::reply_length(mark).map_err(|error| error.to_string())
 }
 
 /// Checks the reply to a null call.
@@ -114,7 +114,7 @@ pub fn reply_length(mark: [u8; MARK_BYTES]) -> std::result::Result<usize, String
 /// # Errors
 /// The reply is not one to the call, or the server rejects the call.
 pub fn check_null_reply(reply: &[u8], xid: u32) -> std::result::Result<(), String> {
-    onc_rpc::check_null_reply(reply, xid)
+    onc_rpc::check_null_reply(reply, xid).map_err(|error| error.to_string())
 }
 
 /// The contents of a device's directory in sysfs. An absent attribute does not exist.

@@ -5,7 +5,11 @@ use std::{
     time::Duration,
 };
 
-use super::{mounts, paths::Result, probe::ProbeConnection};
+use super::{
+    mounts,
+    paths::Result,
+    probe::{ProbeConnection, ProbeError},
+};
 use crate::{
     error::MounterError,
     mount_options::MountOptions,
@@ -57,7 +61,7 @@ pub(super) fn mount(
 }
 
 /// Calls the null procedure of a version of NFS.
-fn probe(server: SocketAddr, version: NfsVersion) -> std::result::Result<(), String> {
+fn probe(server: SocketAddr, version: NfsVersion) -> std::result::Result<(), ProbeError> {
     let mut connection = ProbeConnection::open(server, PROBE_LIMIT)?;
     let xid = std::process::id();
     connection.send(&onc_rpc::null_call(xid, version.major()))?;
@@ -65,5 +69,5 @@ fn probe(server: SocketAddr, version: NfsVersion) -> std::result::Result<(), Str
     connection.receive(&mut mark)?;
     let mut reply = vec![0; onc_rpc::reply_length(mark)?];
     connection.receive(&mut reply)?;
-    onc_rpc::check_null_reply(&reply, xid)
+    Ok(onc_rpc::check_null_reply(&reply, xid)?)
 }
