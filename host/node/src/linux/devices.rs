@@ -5,7 +5,6 @@ use std::{
     fs::{self, File},
     io::{Read as _, Seek as _, SeekFrom},
     path::{Path, PathBuf},
-    thread,
     time::Duration,
 };
 
@@ -33,8 +32,8 @@ const SECTOR: u64 = 512;
 const BLANK_CHECK_BYTES: u64 = 4 << 20;
 /// Maximum time and interval of the wait for the node of a new device.
 const NODE_WAIT: WaitTimes = (Duration::from_secs(2), Duration::from_millis(20));
-/// Attempts and interval of the wait for a detached loop device. udev may keep it open for a moment.
-const DETACH_RETRY: (u32, Duration) = (100, Duration::from_millis(20));
+/// Maximum time and interval of the wait for a detached loop device. udev may keep it open for a moment.
+const DETACH_WAIT: WaitTimes = (Duration::from_secs(2), Duration::from_millis(20));
 
 fn failed_error(message: impl std::fmt::Display) -> MounterError {
     MounterError::Failed(message.to_string())
@@ -312,16 +311,12 @@ pub(super) fn parse_loop_devices(output: &str, file: FileId) -> Result<Vec<Liste
 /// Detaches a loop device and waits for at most two seconds until the kernel has released it.
 pub(super) fn detach_loop(tools: &Tools, device: &Device) -> Result<()> {
     tools.run_checked(Tool::Losetup, &["--detach", &device.to_string()], &[0])?;
-    let (attempts, interval) = DETACH_RETRY;
-    for _ in 0..attempts {
-        if !sysfs_path(device.number).join("loop/backing_file").exists() {
-            return Ok(());
-        }
-        thread::sleep(interval);
-    }
-    Err(failed_error(format_args!(
-        "{device} is still in use; the kernel detaches it when its last user closes it"
-    )))
+    let backing_file = sysfs_path(device.number).join("loop/backing_file");
+    wait_for(DETACH_WAIT, || Ok((!backing_file.exists()).then_some(())))?.ok_or_else(|| {
+        failed_error(format_args!(
+            "{device} is still in use; the kernel detaches it when its last user closes it"
+        ))
+    })
 }
 
 #[cfg(test)]

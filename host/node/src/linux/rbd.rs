@@ -4,7 +4,6 @@ use std::{
     fs::{self, OpenOptions},
     io::{self, Write as _},
     path::Path,
-    thread,
     time::Duration,
 };
 
@@ -28,8 +27,8 @@ pub(super) const BUS: &str = "/sys/bus/rbd";
 const PROBE_LIMIT: Duration = Duration::from_secs(3);
 /// Maximum time of the kernel's connection to the cluster.
 const MOUNT_TIMEOUT_SECONDS: u32 = 10;
-/// Attempts and interval of the removal of a device that is in use. udev may keep it open for a moment.
-const UNMAP_RETRY: (u32, Duration) = (20, Duration::from_millis(100));
+/// Maximum time and interval of the removal of a device that is in use. udev may keep it open for a moment.
+const UNMAP_WAIT: WaitTimes = (Duration::from_secs(2), Duration::from_millis(100));
 /// Maximum time and interval of the wait for a new size.
 const SIZE_WAIT: WaitTimes = (Duration::from_secs(5), Duration::from_millis(20));
 
@@ -217,27 +216,14 @@ pub(super) fn unmap(bus: &Path, expected: &RbdDevice) -> Result<()> {
     if current.is_none_or(|current| !current.is_same(expected)) {
         return Ok(());
     }
-    match remove(&bus.join("remove_single_major"), &expected.id) {
-        Ok(()) => Ok(()),
-        Err(error) if error.raw_os_error() == Some(Errno::NOENT.raw_os_error()) => Ok(()),
-        Err(error) if error.raw_os_error() == Some(Errno::BUSY.raw_os_error()) => {
-            failed(format!("{} is in use: it is not unmapped", expected.device))
-        }
+    let path = bus.join("remove_single_major");
+    let removed = wait_for(UNMAP_WAIT, || match write_once(&path, &expected.id) {
+        Ok(()) => Ok(Some(())),
+        Err(error) if error.raw_os_error() == Some(Errno::NOENT.raw_os_error()) => Ok(Some(())),
+        Err(error) if error.raw_os_error() == Some(Errno::BUSY.raw_os_error()) => Ok(None),
         Err(error) => failed(format!("{} cannot be unmapped: {error}", expected.device)),
-    }
-}
-
-/// Writes the number of a device to an attribute that removes it. Repeats that for two seconds while it is in
-/// use.
-fn remove(path: &Path, id: &str) -> io::Result<()> {
-    let (attempts, interval) = UNMAP_RETRY;
-    for _ in 1..attempts {
-        match write_once(path, id) {
-            Err(error) if error.raw_os_error() == Some(Errno::BUSY.raw_os_error()) => thread::sleep(interval),
-            removed => return removed,
-        }
-    }
-    write_once(path, id)
+    })?;
+    removed.map_or_else(|| failed(format!("{} is in use: it is not unmapped", expected.device)), Ok)
 }
 
 /// Makes the kernel read the size of an image, and waits until the device has at least `size` bytes.
@@ -257,6 +243,8 @@ pub(super) fn refresh(bus: &Path, expected: &RbdDevice, size: u64) -> Result<()>
 
 #[cfg(test)]
 mod tests {
+    use std::thread;
+
     use cofferdam_domain::storage::Secret;
 
     use super::*;
