@@ -42,8 +42,10 @@ use crate::client::Ceph;
 const VOLUME: &str = "cofferdam-vol";
 /// Prefix of the images that reserve the names of snapshots, and of the RBD snapshots.
 const SNAPSHOT: &str = "cofferdam-snap";
-/// Prefix of the images that record to which nodes a volume is published.
+/// Prefix of the images that record to which node a volume for one node is published.
 const PUBLICATION: &str = "cofferdam-pub";
+/// Prefix of the images that record with which nodes a volume is shared.
+const SHARED_PUBLICATION: &str = "cofferdam-share";
 /// Prefix of the RBD snapshots from which volumes are cloned.
 const CLONE: &str = "cofferdam-clone-";
 /// Prefix of the images that record expansions.

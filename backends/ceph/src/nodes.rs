@@ -1,16 +1,17 @@
 //! Publishing of volumes to nodes.
 //!
 //! Ceph does not restrict an image to nodes. An image without data records a publication, so that a volume for one
-//! node is published to one node only: images have unique names.
+//! node is published to one node only: images have unique names. A volume that several nodes share has one for each.
 
 use cofferdam_guest::{
     ConnectionInfo, RbdImage, Result, StorageError,
     abilities::{PublishRequest, Publishing},
+    handle,
     idempotent::{self, Created, ExistingComparison},
 };
 
 use crate::{
-    CephDriver, MIB, PUBLICATION,
+    CephDriver, MIB, PUBLICATION, SHARED_PUBLICATION,
     client::Ceph,
     images::{Image, ImageSpec, named},
     record::Record,
@@ -24,17 +25,8 @@ impl Publishing for CephDriver {
         let image = ceph.volume(&handle)?;
         let mode = if read_only { "read-only" } else { "read-write" };
         let uses = format!("{mode} {}", capabilities(std::slice::from_ref(&capability))?);
-        let spec = if capability.mode.is_multi_node() {
-            shared(&image.spec(), &node)
-        } else {
-            exclusive(&image.spec())
-        };
-        // A node for which a volume is exclusive excludes all others.
-        if capability.mode.is_multi_node()
-            && let Some(other) = published_to(&ceph, &image.spec())?
-        {
-            return Err(published_elsewhere(&handle, &other));
-        }
+        let is_shared = capability.mode.is_multi_node();
+        let spec = if is_shared { shared(&image.spec(), &node) } else { exclusive(&image.spec()) };
         let record =
             Record { uses, source: Some(handle.clone()), node: Some(node.clone()), ..Record::default() };
         idempotent::find_or_create(
@@ -54,6 +46,14 @@ impl Publishing for CephDriver {
                 Ok(Created::AlreadyExists)
             },
         )?;
+        // An exclusive publication and shared ones exclude each other. Each is recorded before it looks for the other,
+        // so that of two at the same time at least one fails.
+        let other =
+            if is_shared { published_to(&ceph, &image.spec())? } else { shared_with(&ceph, &image.spec())? };
+        if let Some(other) = other {
+            ceph.delete(&spec)?;
+            return Err(published_elsewhere(&handle, &other));
+        }
         connection_info(&ceph, &image)
     }
 
@@ -67,7 +67,7 @@ impl Publishing for CephDriver {
         }
         let shared = match &node {
             Some(node) => ceph.image(&shared(&spec, node))?.into_iter().collect(),
-            None => publications(&ceph, &handle)?,
+            None => shared_publications(&ceph, &spec)?,
         };
         shared.iter().try_for_each(|found| ceph.delete(&found.spec()))
     }
@@ -84,11 +84,19 @@ pub(crate) fn published_elsewhere(handle: &str, node: &str) -> StorageError {
     StorageError::failed_precondition(format!("the volume {handle:?} is published to the node {node:?}"))
 }
 
-/// The records of a volume's publications to any node.
-fn publications(ceph: &Ceph, handle: &str) -> Result<Vec<Image>> {
-    let images = ceph.images(PUBLICATION)?.into_values();
-    let is_of_volume =
-        |image: &Image| image.record().is_some_and(|record| record.source.as_deref() == Some(handle));
+/// A node with which a volume is shared.
+fn shared_with(ceph: &Ceph, volume: &ImageSpec) -> Result<Option<String>> {
+    let found = shared_publications(ceph, volume)?.into_iter().next();
+    Ok(found.map(|found| found.record().and_then(|record| record.node).unwrap_or_default()))
+}
+
+/// The records of a volume's shared publications.
+fn shared_publications(ceph: &Ceph, volume: &ImageSpec) -> Result<Vec<Image>> {
+    let (handle, prefix) = (volume.to_string(), shared_prefix(volume));
+    let images = ceph.images(&prefix)?.into_values();
+    let is_of_volume = |image: &Image| {
+        image.record().is_some_and(|record| record.source.as_deref() == Some(handle.as_str()))
+    };
     Ok(images.filter(is_of_volume).collect())
 }
 
@@ -99,8 +107,14 @@ fn exclusive(volume: &ImageSpec) -> ImageSpec {
 
 /// The image that records one of several publications of a volume.
 fn shared(volume: &ImageSpec, node: &str) -> ImageSpec {
+    named(&volume.pool, &shared_prefix(volume), node)
+}
+
+/// The beginning of the names of the images that record a volume's shared publications: the dashboard lists images by a
+/// part of their names.
+fn shared_prefix(volume: &ImageSpec) -> String {
     // No image has a `/` in its name, so this name has a digest.
-    named(&volume.pool, PUBLICATION, &format!("{}/{node}", volume.name))
+    handle::from_name(SHARED_PUBLICATION, &volume.to_string())
 }
 
 /// The connection info of an image.

@@ -268,6 +268,16 @@ fn a_volume_for_one_node_is_published_to_one_node() {
         publish(&handle, node, AccessMode::MultiNodeMultiWriter).unwrap();
     }
     assert_eq!(listed(), std::slice::from_ref(&handle), "publications are not listed");
+    // A volume that nodes share is not published to one node only, also to one of them.
+    for node in ["n1", "n3"] {
+        assert_eq!(publish(&handle, node, writer).unwrap_err().kind, ErrorKind::FailedPrecondition, "{node}");
+    }
+    CephDriver::unpublish(handle.clone(), Some("n1".to_owned())).unwrap();
+    assert!(publish(&handle, "n3", writer).is_err(), "it is still shared with n2");
+    publish(&handle, "n3", AccessMode::MultiNodeMultiWriter).unwrap();
+    CephDriver::unpublish(handle.clone(), None).unwrap();
+    publish(&handle, "n3", writer).unwrap();
+    assert!(publish(&handle, "n3", AccessMode::MultiNodeMultiWriter).is_err(), "the same node");
     CephDriver::unpublish(handle.clone(), None).unwrap();
     delete(&handle).unwrap();
     assert!(dashboard.borrow().images.is_empty());
