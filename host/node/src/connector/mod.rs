@@ -56,6 +56,8 @@ pub(crate) struct StageContext<'a> {
     pub(crate) subsystem_locks: &'a KeyLocks,
     /// Secrets of the request. They are neither recorded nor logged.
     pub(crate) secrets: &'a Secrets,
+    /// Returns true for the record of a volume that is mounted, or that has a stage or unstage call in flight.
+    pub(crate) is_in_use: &'a dyn Fn(&VolumeRecord) -> Result<bool, NodeError>,
 }
 
 impl StageContext<'_> {

@@ -61,19 +61,17 @@ impl NvmeConnector {
         }
     }
 
-    /// Rejects a disk whose other identifier the connection info of another volume has.
+    /// Rejects a disk whose other identifier the connection info of another volume in use has.
     fn check_unshared(context: &StageContext<'_>, disk: &NvmeDisk) -> Result<(), NodeError> {
         let others = context.mounter.records().step("read the volumes' records")?.readable;
-        let is_shared = others
-            .iter()
-            .filter(|other| other.volume != context.record.volume)
-            .filter_map(recorded_namespace)
-            .any(|other| disk.has_id(other.id));
-        if is_shared {
-            return Err(NodeError::FailedPrecondition(format!(
-                "another volume of this node has the namespace of {}",
-                disk.device
-            )));
+        for other in others.iter().filter(|other| other.volume != context.record.volume) {
+            let is_shared = recorded_namespace(other).is_some_and(|other| disk.has_id(other.id));
+            if is_shared && (context.is_in_use)(other)? {
+                return Err(NodeError::FailedPrecondition(format!(
+                    "another volume of this node uses the namespace of {}",
+                    disk.device
+                )));
+            }
         }
         Ok(())
     }

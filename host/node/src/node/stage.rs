@@ -153,6 +153,7 @@ impl<M: Mounter> NodeVolumes<M> {
             has_content_source: request.has_content_source,
             subsystem_locks: &self.subsystem_locks,
             secrets: &request.secrets,
+            is_in_use: &|other| self.is_in_use(other, &self.active_volumes.lock()),
         };
         connector.stage(&mut context)?;
         if !context.record.is_staged {
@@ -232,15 +233,18 @@ impl<M: Mounter> NodeVolumes<M> {
                 || (record.device_number.is_some() && record.device_number == other.device_number)
                 || record.staging_path == other.staging_path
                 || self.shares_directory(record, other);
-            let is_live =
-                || -> Result<bool, NodeError> { Ok(active.contains(&other.volume) || self.is_live(other)?) };
-            if is_shared && is_live()? {
+            if is_shared && self.is_in_use(other, active)? {
                 return Err(NodeError::FailedPrecondition(
                     "another volume of this node uses the same storage or the same staging path".to_owned(),
                 ));
             }
         }
         Ok(())
+    }
+
+    /// Returns true if a volume is mounted, or has a stage or unstage call in flight.
+    fn is_in_use(&self, record: &VolumeRecord, active: &BTreeSet<String>) -> Result<bool, NodeError> {
+        Ok(active.contains(&record.volume) || self.is_live(record)?)
     }
 
     /// Returns true if two volumes have the same directory, image or export, or one lies in that of the other,

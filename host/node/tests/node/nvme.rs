@@ -140,10 +140,11 @@ fn two_volumes_never_have_one_namespace() {
         let (kind, message) = stage_single_writer(&node, "w", second).unwrap_err();
         assert_eq!(kind, ErrorKind::FailedPrecondition, "{message}");
     }
-    // The volume is not mounted, but recorded with the other identifier.
+    // The first volume is recorded, and no longer mounted.
     node.mounter().host().reboot();
-    let error = stage(&node, "w", by_uuid.clone()).unwrap_err();
-    assert!(error.contains("another volume of this node has the namespace"), "{error}");
+    stage(&node, "w", by_uuid.clone()).unwrap();
+    let error = stage(&node, "v", nvme_namespace(1)).unwrap_err();
+    assert!(error.contains("is in use"), "{error}");
     unstage(&node, "v");
     stage(&node, "w", by_uuid).unwrap();
     unstage(&node, "w");
