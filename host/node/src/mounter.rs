@@ -123,6 +123,12 @@ pub trait Mounter: Send + Sync {
     /// [`MounterError`]
     fn nvme_disks(&self, awaited: Option<&NvmeNamespace>) -> Result<Vec<NvmeDisk>>;
 
+    /// Waits for at most 5 seconds until the disk of a namespace has at least `size` bytes.
+    ///
+    /// # Errors
+    /// [`MounterError`]
+    fn wait_for_nvme_size(&self, device: &Device, size: u64) -> Result<()>;
+
     /// Returns the mapped RBD images.
     ///
     /// # Errors
@@ -287,10 +293,10 @@ pub trait Mounter: Send + Sync {
     ///
     /// # Errors
     /// [`MounterError`]
-    fn nvme_rescan(&self, controller: &NvmeController, device: &Device, size: u64) -> Result<()>;
+    fn nvme_rescan(&self, controller: &NvmeController) -> Result<()>;
 
-    /// Effect: maps the image of these names, with the key of the user. The cluster and the image's id can
-    /// differ from the expected ones.
+    /// Effect: maps the image of these names, with the key of the user under a name that the device shows. The cluster
+    /// and the image's id can differ from the expected ones.
     ///
     /// # Errors
     /// [`MounterError`], also if no monitor responds in time.

@@ -134,6 +134,19 @@ impl FakeHost {
     /// Adds a namespace that an NVMe subsystem allows to this node: the node has its disk while a portal is
     /// connected. Another call with the same `name` adds another identifier or portal of the same storage.
     pub fn add_namespace(&self, name: &str, namespace: &NvmeNamespace, size: u64, content: DeviceContent) {
+        self.add_unannounced_namespace(name, namespace, size, content);
+        self.lock().update_nvme_disks();
+    }
+
+    /// As [`add_namespace`](Self::add_namespace), without the event that tells connected controllers: they have the
+    /// disk after they have read their namespaces again.
+    pub fn add_unannounced_namespace(
+        &self,
+        name: &str,
+        namespace: &NvmeNamespace,
+        size: u64,
+        content: DeviceContent,
+    ) {
         let mut state = self.lock();
         state.disks.set(BackingStorage::Device(name.to_owned()), FakeDisk::new(content, size));
         let (nguid, uuid) = match namespace.id {
@@ -148,7 +161,6 @@ impl FakeHost {
             size,
             disk: name.to_owned(),
         });
-        state.update_nvme_disks();
     }
 
     /// Sets the UUID of a namespace that was added with an NGUID.

@@ -118,9 +118,13 @@ impl Mounter for FakeMounter {
         Ok(state.namespaces.iter().filter_map(disk).collect())
     }
 
+    fn wait_for_nvme_size(&self, _: &Device, _: u64) -> Result<()> {
+        Ok(())
+    }
+
     fn rbd_devices(&self) -> Result<Vec<RbdDevice>> {
         let state = self.host.lock();
-        let device = |FakeRbdImage { image, disk, .. }: &FakeRbdImage| {
+        let device = |FakeRbdImage { image, disk, key_name, .. }: &FakeRbdImage| {
             let disk = state.attached_disks.get(disk)?;
             Some(RbdDevice {
                 id: disk.number.1.to_string(),
@@ -402,11 +406,12 @@ impl Mounter for FakeMounter {
         Ok(())
     }
 
-    fn nvme_rescan(&self, _: &NvmeController, device: &Device, _: u64) -> Result<()> {
+    fn nvme_rescan(&self, controller: &NvmeController) -> Result<()> {
         let mut state = self.host.lock();
+        state.update_nvme_disks();
         for namespace in state.namespaces.clone() {
             if let Some(disk) = state.attached_disks.get_mut(&namespace.disk)
-                && disk.number == device.number
+                && namespace.nqn == controller.nqn
             {
                 disk.size = namespace.size;
             }

@@ -20,20 +20,22 @@ use crate::{
 pub(crate) struct NvmeConnector(pub(crate) NvmeNamespace);
 
 impl NvmeConnector {
-    /// Connects the portals that have no controller yet. One connected portal is enough.
-    fn connect(&self, mounter: &dyn Mounter) -> Result<(), NodeError> {
+    /// Connects the portals that have no controller yet. One connected portal is enough. Returns true if a portal was
+    /// connected before.
+    fn connect(&self, mounter: &dyn Mounter) -> Result<bool, NodeError> {
         let namespace = &self.0;
         let controllers = mounter.nvme_controllers().step("list the NVMe controllers")?;
         let missing = missing_portals(&controllers, namespace);
-        let mut connected = namespace.portals.len() - missing.len();
-        let mut result = Ok(());
+        let reused = namespace.portals.len() - missing.len();
+        let mut connected = reused;
+        let mut result = Ok(reused > 0);
         for portal in missing {
             match mounter.nvme_connect(&namespace.nqn, portal).step("connect the volume's NVMe subsystem") {
                 Ok(()) => connected += 1,
                 Err(error) => result = Err(error),
             }
         }
-        if connected > 0 { Ok(()) } else { result }
+        if connected > 0 { Ok(reused > 0) } else { result }
     }
 
     /// Returns an error if no controller of the subsystem responds: operations on its disks would wait.
@@ -45,6 +47,16 @@ impl NvmeConnector {
                 "the NVMe subsystem {} does not respond: {state}",
                 self.0.nqn
             ))),
+        }
+    }
+
+    /// Makes the controllers read their namespaces again unless the disk is there. A connection from before the driver
+    /// allowed the namespace hears of it by an event of the subsystem, which can be late, or lost with a path.
+    fn rescan_unless_found(&self, mounter: &dyn Mounter) -> Result<(), NodeError> {
+        let disks = mounter.nvme_disks(None).step("list the NVMe disks")?;
+        match select_disk(&disks, &self.0) {
+            Ok(None) => rescan(mounter, &self.0),
+            Ok(Some(_)) | Err(_) => Ok(()),
         }
     }
 
@@ -96,8 +108,11 @@ impl Connector for NvmeConnector {
     fn stage(&self, context: &mut StageContext<'_>) -> Result<(), NodeError> {
         let mounter = context.mounter;
         // 1. Connect. The record names the portals, so that another volume does not disconnect them.
-        context.subsystem_locks.run(self.0.nqn.as_str(), || self.connect(mounter))?;
+        let is_reused = context.subsystem_locks.run(self.0.nqn.as_str(), || self.connect(mounter))?;
         // 2. Find the disk.
+        if is_reused {
+            self.rescan_unless_found(mounter)?;
+        }
         let disk = self.find_disk(mounter, true)?;
         self.check_responsive(mounter)?;
         // 3. Hold it, so that its name and number stay those of this namespace.
@@ -123,7 +138,10 @@ impl Connector for NvmeConnector {
         let mut disk = self.find_disk(mounter, false)?;
         self.check_responsive(mounter)?;
         if let Some(required) = required.filter(|required| *required > disk.size) {
-            rescan(mounter, &self.0, &disk, required)?;
+            rescan(mounter, &self.0)?;
+            mounter
+                .wait_for_nvme_size(&disk.device, required)
+                .step("read the size of the volume's device")?;
             disk = self.find_disk(mounter, false)?;
         }
         device::check_new_size(mounter, record, &disk.device, disk.size, required)?;
@@ -132,18 +150,13 @@ impl Connector for NvmeConnector {
     }
 }
 
-/// Makes the controllers that respond read the size of a disk again.
-fn rescan(
-    mounter: &dyn Mounter,
-    namespace: &NvmeNamespace,
-    disk: &NvmeDisk,
-    size: u64,
-) -> Result<(), NodeError> {
+/// Makes the controllers that respond read their namespaces again.
+fn rescan(mounter: &dyn Mounter, namespace: &NvmeNamespace) -> Result<(), NodeError> {
     let controllers = mounter.nvme_controllers().step("list the NVMe controllers")?;
     let live = controllers_of(&controllers, &namespace.nqn)
         .filter(|controller| controller.state == ControllerState::Live);
     for controller in live {
-        mounter.nvme_rescan(controller, &disk.device, size).step("read the size of the volume's device")?;
+        mounter.nvme_rescan(controller).step("read the namespaces of the volume's NVMe subsystem")?;
     }
     Ok(())
 }

@@ -145,6 +145,10 @@ impl Mounter for LinuxMounter {
         nvme::wait_for_disk(Path::new(nvme::SYSFS), awaited)
     }
 
+    fn wait_for_nvme_size(&self, device: &Device, size: u64) -> Result<()> {
+        nvme::wait_for_size(Path::new(nvme::SYSFS), device, size)
+    }
+
     fn rbd_devices(&self) -> Result<Vec<RbdDevice>> {
         rbd::devices(Path::new(rbd::BUS))
     }
@@ -341,8 +345,8 @@ impl Mounter for LinuxMounter {
         nvme::disconnect(Path::new(nvme::SYSFS), self.nvme_host.as_ref(), controller)
     }
 
-    fn nvme_rescan(&self, controller: &NvmeController, device: &Device, size: u64) -> Result<()> {
-        nvme::rescan(Path::new(nvme::SYSFS), self.nvme_host.as_ref(), controller, device, size)
+    fn nvme_rescan(&self, controller: &NvmeController) -> Result<()> {
+        nvme::rescan(Path::new(nvme::SYSFS), self.nvme_host.as_ref(), controller)
     }
 
     fn rbd_map(&self, image: &RbdImage, user: &CephUser) -> Result<()> {

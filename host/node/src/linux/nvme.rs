@@ -231,44 +231,35 @@ fn connect_error(host: &NvmeHost, nqn: &Nqn, portal: SocketAddr, error: &io::Err
     format!("the NVMe subsystem {nqn} at {portal} cannot be connected: {error}; {hint}")
 }
 
-/// Writes an attribute of a controller that makes the kernel act. Returns false if the controller is no
-/// longer the same.
-fn trigger(
-    sysfs: &Path,
-    host: Option<&NvmeHost>,
-    expected: &NvmeController,
-    attribute: &str,
-) -> Result<bool> {
+/// Writes an attribute of a controller that makes the kernel act. Does nothing if the controller is no longer the
+/// same.
+fn trigger(sysfs: &Path, host: Option<&NvmeHost>, expected: &NvmeController, attribute: &str) -> Result<()> {
     let is_same = controller(sysfs, &expected.name, host)?.is_some_and(|found| {
         (found.nqn, found.portal, found.is_own) == (expected.nqn.clone(), expected.portal, expected.is_own)
     });
     if !is_same {
-        return Ok(false);
+        return Ok(());
     }
     let path = sysfs.join("class/nvme").join(&expected.name).join(attribute);
     match OpenOptions::new().write(true).open(&path).and_then(|mut file| file.write_all(b"1")) {
-        Ok(()) => Ok(true),
-        Err(error) if is_missing(&error) => Ok(false),
+        Ok(()) => Ok(()),
+        Err(error) if is_missing(&error) => Ok(()),
         Err(error) => failed(format!("{}: {error}", path.display())),
     }
 }
 
 /// Disconnects a controller. The kernel has removed it when this returns.
 pub(super) fn disconnect(sysfs: &Path, host: Option<&NvmeHost>, controller: &NvmeController) -> Result<()> {
-    trigger(sysfs, host, controller, "delete_controller").map(drop)
+    trigger(sysfs, host, controller, "delete_controller")
 }
 
-/// Makes a controller read its namespaces again, and waits until the device has at least `size` bytes.
-pub(super) fn rescan(
-    sysfs: &Path,
-    host: Option<&NvmeHost>,
-    controller: &NvmeController,
-    device: &Device,
-    size: u64,
-) -> Result<()> {
-    if !trigger(sysfs, host, controller, "rescan_controller")? {
-        return Ok(());
-    }
+/// Makes a controller read its namespaces again.
+pub(super) fn rescan(sysfs: &Path, host: Option<&NvmeHost>, controller: &NvmeController) -> Result<()> {
+    trigger(sysfs, host, controller, "rescan_controller")
+}
+
+/// Waits until the device of a namespace has at least `size` bytes.
+pub(super) fn wait_for_size(sysfs: &Path, device: &Device, size: u64) -> Result<()> {
     let grown = wait_for(SIZE_WAIT, || {
         Ok(disk(sysfs, &device.name)?.filter(|found| found.device == *device && found.size >= size))
     });
@@ -401,7 +392,8 @@ mod tests {
                 thread::sleep(Duration::from_millis(50));
                 write(sysfs, "class/block/nvme0n1/size", "4096");
             });
-            rescan(sysfs, Some(&host()), &controller, &disk.device, 2 << 20).unwrap();
+            rescan(sysfs, Some(&host()), &controller).unwrap();
+            wait_for_size(sysfs, &disk.device, 2 << 20).unwrap();
             disks(sysfs).unwrap()[0].size
         });
         assert_eq!(resized, 2 << 20);

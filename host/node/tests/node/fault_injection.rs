@@ -218,6 +218,10 @@ impl Mounter for FaultyMounter {
         self.query(|inner| inner.nvme_disks(awaited))
     }
 
+    fn wait_for_nvme_size(&self, device: &Device, size: u64) -> Result<()> {
+        self.query(|inner| inner.wait_for_nvme_size(device, size))
+    }
+
     fn rbd_devices(&self) -> Result<Vec<RbdDevice>> {
         self.query(|inner| inner.rbd_devices())
     }
@@ -340,10 +344,8 @@ impl Mounter for FaultyMounter {
         })
     }
 
-    fn nvme_rescan(&self, controller: &NvmeController, device: &Device, size: u64) -> Result<()> {
-        self.apply(format!("rescan {}", controller.nqn), |inner, _| {
-            inner.nvme_rescan(controller, device, size)
-        })
+    fn nvme_rescan(&self, controller: &NvmeController) -> Result<()> {
+        self.apply(format!("rescan {}", controller.nqn), |inner, _| inner.nvme_rescan(controller))
     }
 
     fn rbd_map(&self, image: &RbdImage, user: &CephUser) -> Result<()> {

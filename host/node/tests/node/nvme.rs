@@ -170,6 +170,20 @@ fn a_volume_that_was_shrunk_is_not_used() {
 }
 
 #[test]
+fn a_namespace_that_connected_controllers_have_not_heard_of_is_read() {
+    let node = test_node();
+    let host = node.mounter().host();
+    stage(&node, "v", nvme_namespace(1)).unwrap();
+    let new = namespace("10.0.0.8:4420,10.0.0.9:4420", ONE, "55555555555555555555555555555555");
+    host.add_unannounced_namespace("nvme-new", &parse_namespace(&new), 16 * MIB, DeviceContent::Blank);
+    stage(&node, "w", new).unwrap();
+    assert_eq!(host.disk("nvme-new").format_count, 1);
+    unstage(&node, "w");
+    unstage(&node, "v");
+    assert_eq!(node.mounter().leftovers(), "");
+}
+
+#[test]
 fn an_expansion_makes_the_controllers_read_the_size() {
     let node = test_node();
     let host = node.mounter().host();
