@@ -56,6 +56,18 @@ pub enum NodeError {
 }
 
 impl NodeError {
+    /// Returns the only one of `errors`, or an error with the texts of all; `step` completes "cannot …".
+    pub(crate) fn ensure_none(mut errors: Vec<Self>, step: &'static str) -> Result<(), Self> {
+        match errors.as_slice() {
+            [] => Ok(()),
+            [_] => errors.pop().map_or(Ok(()), Err),
+            several => {
+                let texts = several.iter().map(ToString::to_string).collect::<Vec<_>>();
+                Err(Self::Mounter { step, source: MounterError::Failed(texts.join("; ")) })
+            }
+        }
+    }
+
     /// The code of the response. [`MounterError::Failed`] is `Internal`. After each of these codes kubelet
     /// assumes that a stage or publish call had no effect, and retries it.
     pub const fn kind(&self) -> ErrorKind {

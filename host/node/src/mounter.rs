@@ -288,8 +288,7 @@ pub trait Mounter: Send + Sync {
     /// [`MounterError`]
     fn nvme_disconnect(&self, controller: &NvmeController) -> Result<()>;
 
-    /// Effect: makes a controller read the sizes of its namespaces again. Waits for at most 5 seconds until
-    /// the device has at least `size` bytes.
+    /// Effect: makes a controller read its namespaces and their sizes again. The kernel does so later.
     ///
     /// # Errors
     /// [`MounterError`]
@@ -300,7 +299,7 @@ pub trait Mounter: Send + Sync {
     ///
     /// # Errors
     /// [`MounterError`], also if no monitor responds in time.
-    fn rbd_map(&self, image: &RbdImage, user: &CephUser) -> Result<()>;
+    fn rbd_map(&self, image: &RbdImage, user: &CephUser, key_name: &str) -> Result<()>;
 
     /// Effect: unmaps an image. Succeeds if it is not mapped.
     ///

@@ -174,7 +174,19 @@ impl FakeHost {
     pub fn add_rbd_image(&self, name: &str, image: &RbdImage, size: u64, content: DeviceContent) {
         let mut state = self.lock();
         state.disks.set(BackingStorage::Device(name.to_owned()), FakeDisk::new(content, size));
-        state.rbd_images.push(FakeRbdImage { image: image.clone(), size, disk: name.to_owned() });
+        let (image, disk) = (image.clone(), name.to_owned());
+        state.rbd_images.push(FakeRbdImage { image, size, key_name: None, disk });
+    }
+
+    /// Maps an image as another program does, with a key of this name.
+    pub fn map_rbd_image(&self, name: &str, key_name: Option<&str>) {
+        let mut state = self.lock();
+        let mut size = 0;
+        for image in state.rbd_images.iter_mut().filter(|image| image.disk == name) {
+            image.key_name = key_name.map(str::to_owned);
+            size = image.size;
+        }
+        state.add_disk(name, size, Vec::new());
     }
 
     /// Removes an image of a Ceph cluster that is not mapped.

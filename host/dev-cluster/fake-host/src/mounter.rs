@@ -131,6 +131,7 @@ impl Mounter for FakeMounter {
                 device: Device { name: format!("rbd{}", disk.number.1), number: disk.number },
                 size: disk.size,
                 monitors: image.monitors.iter().map(ToString::to_string).collect::<Vec<_>>().join(","),
+                key_name: key_name.clone(),
                 cluster_fsid: image.cluster_fsid.clone(),
                 pool: image.pool.clone(),
                 namespace: image.namespace.clone(),
@@ -419,18 +420,20 @@ impl Mounter for FakeMounter {
         Ok(())
     }
 
-    fn rbd_map(&self, image: &RbdImage, user: &CephUser) -> Result<()> {
+    fn rbd_map(&self, image: &RbdImage, user: &CephUser, key_name: &str) -> Result<()> {
         let mut state = self.host.lock();
         if user.decoded_key().is_ok_and(|key| key.as_slice() != [1, 0, 0]) {
             return failed("the key is wrong");
         }
-        let found = state.rbd_images.iter().find(|FakeRbdImage { image: other, .. }| {
+        let found = state.rbd_images.iter_mut().find(|FakeRbdImage { image: other, .. }| {
             (&other.monitors, &other.pool, &other.namespace, &other.image)
                 == (&image.monitors, &image.pool, &image.namespace, &image.image)
         });
-        let Some(found) = found.cloned() else {
+        let Some(found) = found else {
             return failed(format!("no monitor has {image}"));
         };
+        found.key_name = Some(key_name.to_owned());
+        let found = found.clone();
         let is_mapped = state.attached_disks.contains_key(&found.disk);
         state.check_rule(!is_mapped, || format!("{} is mapped twice", found.disk));
         state.add_disk(&found.disk, found.size, Vec::new());

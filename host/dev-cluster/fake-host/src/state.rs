@@ -91,6 +91,8 @@ pub(crate) struct FakeRbdImage {
     pub(crate) image: RbdImage,
     /// Size in bytes in the cluster. The device keeps its size until it is refreshed.
     pub(crate) size: u64,
+    /// The name of the key in the command that has mapped the image.
+    pub(crate) key_name: Option<String>,
     /// The key of the device in [`State::attached_disks`].
     pub(crate) disk: String,
 }

@@ -8,7 +8,7 @@ use crate::{
     error::{NodeError, StepContext as _},
     mounter::Mounter,
     path::KubeletPath,
-    rbd::{CephUser, RbdDevice, RbdImage, removable_devices, select_device, wrong_device},
+    rbd::{CephUser, RbdDevice, RbdImage, key_name, removable_devices, select_device, wrong_device},
     record::VolumeRecord,
 };
 
@@ -33,12 +33,13 @@ impl RbdConnector {
         }
         let user = CephUser::from_secrets(context.secrets);
         let user = user.map_err(|error| NodeError::FailedPrecondition(error.to_string()))?;
-        mounter.rbd_map(&self.0, &user).step("map the volume's image")?;
+        let volume = context.record.volume.as_str();
+        mounter.rbd_map(&self.0, &user, &key_name(volume)).step("map the volume's image")?;
         if let Some(device) = self.find_device(mounter)? {
             return Ok(device);
         }
         let devices = mounter.rbd_devices().step("list the mapped images")?;
-        let found = wrong_device(&devices, &self.0).map_or("no device".to_owned(), |device| {
+        let found = wrong_device(&devices, &self.0, volume).map_or("no device".to_owned(), |device| {
             format!("an image with id {} of the cluster {}", device.image_id, device.cluster_fsid)
         });
         Err(NodeError::FailedPrecondition(format!("the kernel has mapped {found}: expected {}", self.0)))
@@ -115,13 +116,14 @@ pub(super) fn unmap(mounter: &dyn Mounter, record: &VolumeRecord) -> Result<(), 
     let others: Vec<RbdImage> =
         records.iter().filter(|other| other.volume != record.volume).filter_map(recorded_image).collect();
     let devices = mounter.rbd_devices().step("list the mapped images")?;
-    for device in removable_devices(&devices, &image, &others) {
-        let users =
-            mounter.device_users(&device.device, false).step("find the users of the volume's device")?;
-        if !users.is_empty() {
-            continue;
-        }
-        mounter.rbd_unmap(device).step("unmap the volume's image")?;
-    }
-    Ok(())
+    let removable = removable_devices(&devices, &image, &record.volume, &others);
+    // A device that cannot be unmapped does not keep another one.
+    let errors = removable.into_iter().filter_map(|device| unmap_unused(mounter, device).err()).collect();
+    NodeError::ensure_none(errors, "unmap the volume's images")
+}
+
+/// Unmaps a device without users.
+fn unmap_unused(mounter: &dyn Mounter, device: &RbdDevice) -> Result<(), NodeError> {
+    let users = mounter.device_users(&device.device, false).step("find the users of the volume's device")?;
+    if users.is_empty() { mounter.rbd_unmap(device).step("unmap the volume's image") } else { Ok(()) }
 }

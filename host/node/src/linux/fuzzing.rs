@@ -205,8 +205,8 @@ pub fn kernel_message(line: &[u8]) -> String {
 }
 
 /// Returns the command that maps an image.
-pub fn rbd_command(image: &RbdImage, user: &CephUser) -> String {
-    rbd::map_command(image, user)
+pub fn rbd_command(image: &RbdImage, user: &CephUser, key_name: &str) -> String {
+    rbd::map_command(image, user, key_name)
 }
 
 /// Parses the mount flags of a volume on `ext4`, `xfs`, a `tmpfs`, a version of NFS such as `4.2`, or another

@@ -349,8 +349,8 @@ impl Mounter for LinuxMounter {
         nvme::rescan(Path::new(nvme::SYSFS), self.nvme_host.as_ref(), controller)
     }
 
-    fn rbd_map(&self, image: &RbdImage, user: &CephUser) -> Result<()> {
-        rbd::map(Path::new(rbd::BUS), image, user)
+    fn rbd_map(&self, image: &RbdImage, user: &CephUser, key_name: &str) -> Result<()> {
+        rbd::map(Path::new(rbd::BUS), image, user, key_name)
     }
 
     fn rbd_unmap(&self, device: &RbdDevice) -> Result<()> {

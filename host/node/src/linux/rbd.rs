@@ -56,15 +56,13 @@ struct ThreadKey {
 }
 
 impl ThreadKey {
-    fn add(user: &CephUser) -> Result<Self> {
+    fn add(user: &CephUser, key_name: &str) -> Result<Self> {
         let payload = user.decoded_key().map_err(|error| MounterError::Failed(error.to_string()))?;
         let fail = |error: keyutils::Error| {
             MounterError::Failed(format!("the kernel's keyring does not take the key of Ceph: {error}"))
         };
         let mut keyring = Keyring::attach_or_create(SpecialKeyring::Thread).map_err(fail)?;
-        let key = keyring
-            .add_key::<CephKeyType, _, _>(key_name(user).as_str(), payload.as_slice())
-            .map_err(fail)?;
+        let key = keyring.add_key::<CephKeyType, _, _>(key_name, payload.as_slice()).map_err(fail)?;
         Ok(Self { keyring, key })
     }
 }
@@ -76,16 +74,10 @@ impl Drop for ThreadKey {
     }
 }
 
-/// Name of a user's key in the keyring.
-fn key_name(user: &CephUser) -> String {
-    format!("client.{}", user.name)
-}
-
 /// The command that maps an image. It has the name of the key, and not the key: sysfs shows the command to
 /// administrators.
-pub(super) fn map_command(image: &RbdImage, user: &CephUser) -> String {
-    let mut options =
-        format!("name={},key={},mount_timeout={MOUNT_TIMEOUT_SECONDS}", user.name, key_name(user));
+pub(super) fn map_command(image: &RbdImage, user: &CephUser, key_name: &str) -> String {
+    let mut options = format!("name={},key={key_name},mount_timeout={MOUNT_TIMEOUT_SECONDS}", user.name);
     if image.is_messenger_v2() {
         options.push_str(",ms_mode=prefer-crc");
     }
@@ -102,7 +94,7 @@ fn write_once(path: &Path, text: &str) -> io::Result<()> {
 }
 
 /// Maps an image. The kernel has added the device when this returns.
-pub(super) fn map(bus: &Path, image: &RbdImage, user: &CephUser) -> Result<()> {
+pub(super) fn map(bus: &Path, image: &RbdImage, user: &CephUser, key_name: &str) -> Result<()> {
     let path = bus.join("add_single_major");
     if !path.exists() {
         return failed(format!(
@@ -111,8 +103,8 @@ pub(super) fn map(bus: &Path, image: &RbdImage, user: &CephUser) -> Result<()> {
         ));
     }
     probe_monitors(image)?;
-    let _key = ThreadKey::add(user)?;
-    write_once(&path, &map_command(image, user))
+    let _key = ThreadKey::add(user, key_name)?;
+    write_once(&path, &map_command(image, user, key_name))
         .map_err(|error| MounterError::Failed(map_error(image, user, &error)))
 }
 
@@ -196,11 +188,15 @@ pub(super) fn parse_device(
     let (Ok(major), Ok(minor), Ok(size)) = (major.parse(), minor.parse(), size.parse()) else {
         return failed(format!("the mapped image {id} has no number or no size"));
     };
+    let mut words = command.split_whitespace();
+    let monitors = words.next().unwrap_or_default().to_owned();
+    let mut options = words.next().unwrap_or_default().split(',');
     Ok(Some(RbdDevice {
         id: id.to_owned(),
         device: Device { name: format!("rbd{id}"), number: (major, minor) },
         size,
-        monitors: command.split_whitespace().next().unwrap_or_default().to_owned(),
+        monitors,
+        key_name: options.find_map(|option| option.strip_prefix("key=")).map(str::to_owned),
         cluster_fsid,
         pool,
         namespace,
@@ -267,14 +263,14 @@ mod tests {
 
     #[test]
     fn the_command_names_the_key_and_does_not_have_it() {
-        let command = |image: RbdImage| map_command(&image, &user());
+        let command = |image: RbdImage| map_command(&image, &user(), "key-1");
         assert_eq!(
             command(image("10.0.0.5,[fd00::5]", None)),
-            "10.0.0.5:6789,[fd00::5]:6789 name=csi,key=client.csi,mount_timeout=10 p pvc-1 -"
+            "10.0.0.5:6789,[fd00::5]:6789 name=csi,key=key-1,mount_timeout=10 p pvc-1 -"
         );
         assert_eq!(
             command(image("10.0.0.5:3300", Some("ns"))),
-            "10.0.0.5:3300 name=csi,key=client.csi,mount_timeout=10,ms_mode=prefer-crc,_pool_ns=ns p pvc-1 -"
+            "10.0.0.5:3300 name=csi,key=key-1,mount_timeout=10,ms_mode=prefer-crc,_pool_ns=ns p pvc-1 -"
         );
     }
 
@@ -283,7 +279,7 @@ mod tests {
         let bus = tempfile::TempDir::new().unwrap();
         let bus = bus.path();
         assert_eq!(devices(bus), Ok(Vec::new()), "without the module");
-        let error = map(bus, &image("10.0.0.5", None), &user()).unwrap_err().to_string();
+        let error = map(bus, &image("10.0.0.5", None), &user(), "key-1").unwrap_err().to_string();
         assert!(error.contains("expected the kernel module rbd"), "{error}");
         let directory = bus.join("devices/3");
         fs::create_dir_all(&directory).unwrap();
@@ -308,6 +304,7 @@ mod tests {
         let device = &found[0];
         assert_eq!((device.device.to_string().as_str(), device.device.number), ("/dev/rbd3", (252, 48)));
         assert_eq!((device.monitors.as_str(), device.size), ("10.0.0.5:6789", 1 << 20));
+        assert_eq!(device.key_name.as_deref(), Some("client.csi"));
         assert_eq!(crate::rbd::select_device(&found, &image("10.0.0.5", None)), Ok(Some(device)));
         // Another cluster chooses the names and ids of its images, of any bytes.
         fs::create_dir(bus.join("devices/4")).unwrap();

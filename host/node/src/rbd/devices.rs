@@ -1,10 +1,21 @@
 //! Decisions about the kernel's devices of RBD images.
 
+use cofferdam_domain::names;
+
 use super::RbdImage;
 use crate::block_device::Device;
 
 /// The name of the image itself in the place of a snapshot.
 const NO_SNAPSHOT: &str = "-";
+/// Characters of the digest of a volume's handle in the name of its key. The kernel's command has a length limit.
+const KEY_NAME_DIGITS: usize = 32;
+
+/// Returns the name of the key in the command that maps a volume's image. The kernel shows the command, so the name
+/// tells the mappings of this volume from those that others have made.
+pub(crate) fn key_name(volume: &str) -> String {
+    let digest = names::sha256_hex([volume]);
+    format!("cofferdam-{}", digest.get(..KEY_NAME_DIGITS).unwrap_or(&digest))
+}
 
 /// A mapped image.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -17,6 +28,8 @@ pub struct RbdDevice {
     pub size: u64,
     /// The monitors of the mapping's command.
     pub monitors: String,
+    /// The name of the key in the mapping's command; absent if the command has the key itself, or none.
+    pub key_name: Option<String>,
     /// The cluster's fsid.
     pub cluster_fsid: String,
     /// The pool.
@@ -48,12 +61,13 @@ impl RbdDevice {
             && self.image_id == image.image_id
     }
 
-    /// Returns true if the command that maps the image has made this device, although it is another image:
-    /// another cluster at the same addresses, or a later image of the same name.
-    fn is_wrong_result(&self, image: &RbdImage) -> bool {
+    /// Returns true if the command that maps the image of a volume has made this device, although it is another
+    /// image: another cluster at the same addresses, or a later image of the same name.
+    fn is_wrong_result(&self, image: &RbdImage, volume: &str) -> bool {
         self.is_in_pool_of(image)
             && self.image == image.image
             && self.monitors == image.monitor_list()
+            && self.key_name.as_deref() == Some(key_name(volume).as_str())
             && !self.is_image(image)
     }
 }
@@ -82,21 +96,26 @@ pub(crate) fn select_device<'a>(
     }
 }
 
-/// Returns a device that is not the image, although the command for the image has mapped it.
-pub(crate) fn wrong_device<'a>(devices: &'a [RbdDevice], image: &RbdImage) -> Option<&'a RbdDevice> {
-    devices.iter().find(|device| device.is_wrong_result(image))
+/// Returns a device that is not the image of a volume, although the command for the image has mapped it.
+pub(crate) fn wrong_device<'a>(
+    devices: &'a [RbdDevice],
+    image: &RbdImage,
+    volume: &str,
+) -> Option<&'a RbdDevice> {
+    devices.iter().find(|device| device.is_wrong_result(image, volume))
 }
 
-/// Returns the devices of an image, and those that its mapping has made in its place, except those of other
+/// Returns the devices of a volume's image, and those that its mapping has made in its place, except those of other
 /// volumes.
 pub(crate) fn removable_devices<'a>(
     devices: &'a [RbdDevice],
     image: &RbdImage,
+    volume: &str,
     others: &[RbdImage],
 ) -> Vec<&'a RbdDevice> {
     devices
         .iter()
-        .filter(|device| device.is_image(image) || device.is_wrong_result(image))
+        .filter(|device| device.is_image(image) || device.is_wrong_result(image, volume))
         .filter(|device| !others.iter().any(|other| device.is_image(other)))
         .collect()
 }
@@ -119,6 +138,7 @@ mod tests {
             device: Device { name: format!("rbd{id}"), number: (252, 0) },
             size: 1,
             monitors: "10.0.0.5:6789".to_owned(),
+            key_name: Some(key_name("v")),
             cluster_fsid: FSID.to_owned(),
             pool: "p".to_owned(),
             namespace: String::new(),
@@ -155,7 +175,7 @@ mod tests {
     }
 
     #[test]
-    fn devices_that_a_mapping_has_made_are_removable() {
+    fn devices_that_the_mapping_of_the_volume_has_made_are_removable() {
         let wanted = image("10.0.0.5", "a", "11");
         let devices = [
             device("0", "a", "11"),
@@ -163,12 +183,18 @@ mod tests {
             RbdDevice { monitors: "10.0.0.6:6789".to_owned(), ..device("2", "a", "13") },
             RbdDevice { monitors: "10.0.0.6:6789".to_owned(), ..device("3", "a", "11") },
             device("4", "b", "14"),
+            RbdDevice { key_name: Some(key_name("w")), ..device("5", "a", "15") },
+            RbdDevice { key_name: Some("client.admin".to_owned()), ..device("6", "a", "16") },
+            RbdDevice { key_name: None, ..device("7", "a", "17") },
         ];
         let removable = |others: &[RbdImage]| -> Vec<String> {
-            removable_devices(&devices, &wanted, others).into_iter().map(|device| device.id.clone()).collect()
+            removable_devices(&devices, &wanted, "v", others)
+                .into_iter()
+                .map(|device| device.id.clone())
+                .collect()
         };
         assert_eq!(removable(&[]), ["0", "1", "3"]);
         assert_eq!(removable(&[image("10.0.0.7", "a", "12")]), ["0", "3"]);
-        assert_eq!(wrong_device(&devices, &wanted).unwrap().id, "1");
+        assert_eq!(wrong_device(&devices, &wanted, "v").unwrap().id, "1");
     }
 }

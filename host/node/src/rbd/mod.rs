@@ -8,7 +8,7 @@ mod user;
 use std::{collections::BTreeMap, fmt, net::SocketAddr};
 
 pub use devices::RbdDevice;
-pub(crate) use devices::{removable_devices, select_device, wrong_device};
+pub(crate) use devices::{key_name, removable_devices, select_device, wrong_device};
 pub use rule::{RbdRule, RbdRuleError};
 pub use user::{CephUser, InvalidUser};
 

@@ -348,8 +348,8 @@ impl Mounter for FaultyMounter {
         self.apply(format!("rescan {}", controller.nqn), |inner, _| inner.nvme_rescan(controller))
     }
 
-    fn rbd_map(&self, image: &RbdImage, user: &CephUser) -> Result<()> {
-        self.apply(format!("map {image}"), |inner, _| inner.rbd_map(image, user))
+    fn rbd_map(&self, image: &RbdImage, user: &CephUser, key_name: &str) -> Result<()> {
+        self.apply(format!("map {image}"), |inner, _| inner.rbd_map(image, user, key_name))
     }
 
     fn rbd_unmap(&self, device: &RbdDevice) -> Result<()> {

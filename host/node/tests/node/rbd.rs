@@ -1,11 +1,14 @@
 //! Kind `rbd`: which images are mapped and unmapped, and which devices are used.
 
 use cofferdam_domain::storage::{ConnectionInfo, ErrorKind, Secrets};
-use cofferdam_node::{DeviceContent, Mounter as _};
+use cofferdam_node::{DeviceContent, Mounter as _, NodeVolumes};
 
-use crate::support::{
-    FSID, MIB, ceph_secrets, expand, make_directory_and_stage, parse_image, policy, rbd_image, restart,
-    single_writer, stage_request, stage_single_writer as stage, staging_path, test_node, unstage,
+use crate::{
+    fault_injection::FaultyMounter,
+    support::{
+        FSID, MIB, ceph_secrets, expand, make_directory_and_stage, parse_image, policy, rbd_image, restart,
+        single_writer, stage_request, stage_single_writer as stage, staging_path, test_node, unstage,
+    },
 };
 
 /// The image with another value of a field.
@@ -82,6 +85,43 @@ fn another_cluster_or_image_behind_the_same_names_is_unmapped() {
         unstage(&node, "v");
         assert_eq!(node.mounter().leftovers(), "");
     }
+}
+
+/// A node with a staged volume, and the device of another image of its names, mapped with this key.
+fn node_with_namesake(key_name: Option<&str>) -> NodeVolumes<FaultyMounter> {
+    let node = test_node();
+    stage(&node, "v", rbd_image(1)).unwrap();
+    let host = node.mounter().host();
+    let namesake = parse_image(&with_field("image-id", "99"));
+    host.add_rbd_image("namesake", &namesake, 16 * MIB, DeviceContent::Blank);
+    let own = node.mounter().rbd_devices().unwrap()[0].key_name.clone();
+    host.map_rbd_image("namesake", key_name.or(own.as_deref()));
+    node
+}
+
+/// The ids of the mapped images.
+fn mapped_ids(node: &NodeVolumes<FaultyMounter>) -> Vec<String> {
+    node.mounter().rbd_devices().unwrap().into_iter().map(|device| device.image_id).collect()
+}
+
+#[test]
+fn an_image_that_an_administrator_has_mapped_stays_mapped() {
+    let node = node_with_namesake(Some("client.admin"));
+    unstage(&node, "v");
+    assert_eq!(mapped_ids(&node), ["99"]);
+}
+
+#[test]
+fn a_device_that_cannot_be_unmapped_does_not_keep_another_one() {
+    let node = node_with_namesake(None);
+    assert_eq!(mapped_ids(&node).len(), 2);
+    // The first effect unmounts.
+    node.mounter().fail_after(1);
+    let error = node.unstage("v", &staging_path("v")).unwrap_err().to_string();
+    assert!(error.contains("unmap the volume's image") && error.contains("no space left"), "{error}");
+    assert_eq!(mapped_ids(&node), ["10ab1"]);
+    unstage(&node, "v");
+    assert_eq!(node.mounter().leftovers(), "");
 }
 
 #[test]

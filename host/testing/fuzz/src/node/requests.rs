@@ -90,7 +90,7 @@ fn check_command(user: &CephUser) {
         image_id: "1",
     };
     let Ok(image) = RbdImage::parse(fields) else { return };
-    let command = fuzzing::rbd_command(&image, user);
+    let command = fuzzing::rbd_command(&image, user, "cofferdam-0");
     let words: Vec<&str> = command.split([' ', '\t', '\n', '\0']).collect();
     assert!(matches!(words.as_slice(), ["10.0.0.3:6789", _, "p", "i", "-"]), "{command:?}");
     let options = words.get(1).into_iter().flat_map(|options| options.split(','));

@@ -167,11 +167,13 @@ pub(super) fn rbd_device(content: &[u8]) {
 
 fn rbd_attributes(device: &RbdDevice) -> Attributes {
     let (major, minor) = device.device.number;
+    let key = device.key_name.iter().map(|name| format!(" key={name}"));
+    let command = std::iter::once(device.monitors.clone()).chain(key).collect();
     to_attributes([
         ("major", major.to_string()),
         ("minor", minor.to_string()),
         ("size", device.size.to_string()),
-        ("config_info", device.monitors.clone()),
+        ("config_info", command),
         ("cluster_fsid", device.cluster_fsid.clone()),
         ("pool", device.pool.clone()),
         ("pool_ns", device.namespace.clone()),
