@@ -71,8 +71,7 @@ pub(in crate::suites) async fn run(run: &SuiteRun) -> Result<()> {
     guide.install(&plane).await?;
     run.add_note("the release of the guide is available")?;
     guide.use_claim(&ceph).await?;
-    guide.reject_key().await?;
-    ensure_empty(&ceph, "the claims").await?;
+    guide.reject_key(&ceph).await?;
     guide.uninstall().await?;
     kubelet.wait_without_pods(TIMEOUT).await?;
     let mapped = machine.shell("ls /sys/bus/rbd/devices").await?;
@@ -283,7 +282,7 @@ impl<'a> Guide<'a> {
     }
 
     /// With a wrong key in the Secret of the nodes, an event of the pod says so, without the key.
-    async fn reject_key(&self) -> Result<()> {
+    async fn reject_key(&self, ceph: &CephCluster) -> Result<()> {
         // A key of Ceph: type, time, length and 16 bytes.
         let key = "AQAAAAAAAAAAABAAAAECAwQFBgcICQoLDA0ODw==";
         let set = format!(
@@ -305,18 +304,17 @@ impl<'a> Guide<'a> {
         self.run.add_note(&format!("kubelet's event for a wrong key: {events}"))?;
         ensure!(events.contains("cofferdam-node"), "an event names no user: {events}");
         self.delete_pod("rejected").await?;
-        self.shell("kubectl delete pvc data").await?;
-        Ok(())
+        self.delete_claim(ceph, "data").await
     }
 
     /// Uninstalls the release when no volume is left.
     async fn uninstall(&self) -> Result<()> {
-        let left = until("no volume is left", TIMEOUT, async || {
+        until("no volume is left", TIMEOUT, async || {
             let left = self.shell("kubectl get pv --output name").await?;
             ensure!(left.is_empty(), "{left}");
             Ok(())
-        });
-        left.await?;
+        })
+        .await?;
         self.shell("helm uninstall ceph --namespace storage --wait").await.map(drop)
     }
 
