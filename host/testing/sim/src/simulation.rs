@@ -50,7 +50,7 @@ use crate::{
     rbac::Rbac,
     remaining_work::{QueueMetrics, RemainingWork, WorkLog},
     secret_values::{self, has_secret_value},
-    test_cluster::{InProcessCluster, TestCluster, TestUser},
+    test_cluster::{InProcessCluster, TestCluster, TestUser, reversed_writes},
 };
 
 /// Duration of a watch of [`Simulation::with_long_watches`]: the longest that the embedded API server allows.
@@ -174,6 +174,7 @@ pub struct Simulation {
     elapses_timeouts: bool,
     retries_slowly: bool,
     checks_rest: bool,
+    reverses_writes: bool,
     watch_timeout: Duration,
     interruption: Interruption,
     start_count: AtomicU64,
@@ -308,6 +309,7 @@ impl Simulation {
             elapses_timeouts: false,
             retries_slowly: false,
             checks_rest: false,
+            reverses_writes: false,
             watch_timeout: Settings::default().watch_timeout,
             interruption: Interruption::Crash,
             start_count: AtomicU64::new(0),
@@ -422,6 +424,13 @@ impl Simulation {
     #[must_use]
     pub fn with_rest_check(self) -> Self {
         Self { checks_rest: true, ..self }
+    }
+
+    /// Makes writes that a process sends at the same time reach the API server in reverse order: a crash
+    /// after the first of them leaves another one than without.
+    #[must_use]
+    pub fn with_reversed_writes(self) -> Self {
+        Self { reverses_writes: true, ..self }
     }
 
     /// Runs each role in a process of its own, as a cluster with several Deployments does. The first process
@@ -652,6 +661,7 @@ impl Simulation {
             self.fixture.report_violation(format!("a process has no client: {error}"));
             self.fixture.user_api.clone()
         });
+        let api = if self.reverses_writes { reversed_writes(api) } else { api };
         let (fixture, rbac) = (Arc::clone(&self.fixture), Arc::clone(&spec.rbac));
         let log = Arc::new(WorkLog::default());
         let api = CrashingApi { api, effects: Arc::clone(&effects), rbac, fixture, log: Arc::clone(&log) };

@@ -1,5 +1,8 @@
 //! Clusters that the scenarios run on. The same table runs on each of them.
 
+mod distant;
+mod reversed;
+
 use std::{fmt, sync::Arc, time::Duration};
 
 use bytes::Bytes;
@@ -16,6 +19,8 @@ use kube::{
 use parking_lot::Mutex;
 use tower::{ServiceExt as _, util::BoxCloneSyncService};
 
+pub use self::distant::{Arrival, DistantCluster};
+pub(crate) use self::reversed::reversed_writes;
 pub use crate::driver::Clock;
 pub use tower::BoxError;
 
