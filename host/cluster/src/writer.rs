@@ -292,7 +292,8 @@ impl Writer {
             Ok(response) => {
                 let object: K = Self::decode_response(&response, &target)?;
                 if object.meta().deleting && object.meta().finalizers.is_empty() {
-                    return Ok(Some(self.cache_object(object)));
+                    K::store(&self.cache).delete(key, &object.meta().uid, object.resource_version());
+                    return Ok(Some(object));
                 }
                 K::store(&self.cache).apply_live_read(Ok(object.clone()), &response);
                 Ok(Some(object))
@@ -480,11 +481,13 @@ impl Writer {
             .map_err(|error| ApiError::invalid_response(target, error))
     }
 
+    /// Caches the object in the response of a write.
     fn cache_object<K: CachedKind>(&self, object: K) -> K {
         if object.meta().deleting && object.meta().finalizers.is_empty() {
             // The patch removed the last finalizer of a deleted object, and thereby the object. Only a Pod in
             // its grace period exists in this state, and this function gets no Pods.
-            K::store(&self.cache).delete(&object.key(), &object.meta().uid, object.resource_version());
+            let (key, uid) = (object.key(), &object.meta().uid);
+            K::store(&self.cache).delete_by_own_write(&key, uid, object.resource_version());
         } else {
             K::store(&self.cache).apply(Ok(object.clone()));
         }

@@ -89,6 +89,8 @@ struct Tombstone {
     uid: Uid,
     version: ResourceVersion,
     added_at: Instant,
+    /// Time at which the response of a write showed the deletion; `None` if none has.
+    removed_by_own_write_at: Option<Instant>,
 }
 
 struct Inner<K: Indexed> {
@@ -310,6 +312,28 @@ impl<K: Indexed> ObjectStore<K> {
         self.notify(change)
     }
 
+    /// As [`ObjectStore::delete`], for a deletion that the response of a write has shown: the write removed
+    /// the last finalizer of an object that was being deleted.
+    pub fn delete_by_own_write(&self, key: &K::Key, uid: &Uid, version: ResourceVersion) -> bool {
+        let change = {
+            let mut inner = self.inner.write();
+            let change = inner.delete(key, uid, version);
+            if let Some(tombstone) = inner.tombstones.get_mut(key).filter(|tombstone| tombstone.uid == *uid) {
+                tombstone.removed_by_own_write_at = Some(Instant::now());
+            }
+            change
+        };
+        self.notify(change)
+    }
+
+    /// Time at which a write of this process removed the object of this uid
+    /// ([`ObjectStore::delete_by_own_write`]). The object does not return, unless the cluster is restored
+    /// from a backup. `None` if another client has removed it, if it exists, or long after the removal.
+    pub fn removed_by_own_write(&self, key: &K::Key, uid: &Uid) -> Option<Instant> {
+        let inner = self.inner.read();
+        inner.tombstones.get(key).filter(|tombstone| tombstone.uid == *uid)?.removed_by_own_write_at
+    }
+
     /// Applies a complete list. Objects that are newer than the list, from live reads or write responses, are
     /// kept.
     pub fn replace(&self, items: Vec<DecodeResult<K>>, version: ResourceVersion) {
@@ -511,11 +535,14 @@ impl<K: Indexed> Inner<K> {
             // A deletion arrives twice: as a response and as a watch event.
             Entry::Occupied(mut tombstone) => {
                 let tombstone = tombstone.get_mut();
+                if tombstone.uid != uid {
+                    tombstone.removed_by_own_write_at = None;
+                }
                 (tombstone.uid, tombstone.version) = (uid, version);
             }
             Entry::Vacant(free) => {
                 self.tombstone_order.push_back((free.key().clone(), added_at));
-                free.insert(Tombstone { uid, version, added_at });
+                free.insert(Tombstone { uid, version, added_at, removed_by_own_write_at: None });
             }
         }
         self.prune_tombstones();

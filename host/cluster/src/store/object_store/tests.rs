@@ -215,3 +215,23 @@ fn a_subscriber_gets_the_cached_objects_and_later_changes_while_its_owner_exists
     assert_eq!(*owner.lock().unwrap(), [[None, Some(7)]]);
     assert_eq!(store.subscribers.read().len(), 1, "the former subscriber is removed");
 }
+
+#[test]
+fn a_removal_by_an_own_write_is_known_until_the_object_is_another_one() {
+    let table = ObjectStore::<Claim>::default();
+    let removed = |uid: &str| table.removed_by_own_write(&key(), &uid.into()).is_some();
+    table.apply(claim("a", 5));
+    assert!(!removed("a"), "it exists");
+    table.delete_by_own_write(&key(), &"a".into(), version(6));
+    assert!(removed("a"));
+    assert!(!removed("b"), "another object");
+    table.delete(&key(), &"a".into(), version(7));
+    assert!(removed("a"), "the watch event of the same deletion");
+    table.apply(claim("b", 8));
+    assert!(!removed("a"), "the key has another object");
+    table.delete(&key(), &"b".into(), version(9));
+    assert!(!removed("b"), "another client has removed it");
+    table.delete_by_own_write(&key(), &"b".into(), version(9));
+    table.delete(&key(), &"c".into(), version(11));
+    assert!(!removed("c"), "the tombstone of a former object");
+}
