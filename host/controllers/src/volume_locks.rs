@@ -116,6 +116,11 @@ impl<V: Clone + Eq + Hash, O: Clone + Eq + Hash> VolumeLocks<V, O> {
         self.state.lock().locks.get(volume).is_some_and(|lock| lock.owner != *owner)
     }
 
+    /// Returns true if the lock is acquired by, or reserved for, an owner.
+    pub(crate) fn is_locked(&self, volume: &V) -> bool {
+        self.state.lock().locks.contains_key(volume)
+    }
+
     /// Gives up a reservation that its owner no longer needs. Returns the next owner, which must be woken, or
     /// `None` if `owner` had no reservation or no owner waits.
     pub(crate) fn release_reservation(&self, owner: &O) -> Option<O> {

@@ -1,4 +1,5 @@
-//! Reconciles claims and volumes as [`rules`] decides, one write at a time.
+//! Reconciles claims and volumes as [`rules`] decides, one step at a time: one write, or two that do not
+//! depend on each other.
 
 use std::{
     cell::Cell,
@@ -76,7 +77,8 @@ pub(crate) struct PvController {
     /// Claims that wait for a provisioner that gets no messages from this controller, because it runs in
     /// another process or its driver is node-local. The value is the start of the wait.
     waiting: Mutex<HashMap<Uid, Instant>>,
-    /// Locks of volumes that a claim is reserving. The lock is held during the write of the claimRef.
+    /// Locks of volumes that a claim is reserving or binding. The lock is held during the write of the
+    /// claimRef, and during that of the phase if the claim is written at the same time.
     volume_locks: VolumeLocks<VolumeName, ClaimKey>,
 }
 
@@ -201,6 +203,11 @@ impl PvController {
                         self.context.events.emit(&*claim, COMPONENT, event);
                     }
                 }
+                ClaimBindingVerdict::ApplyBoth([first, second]) => {
+                    if let Err(error) = self.perform_both(&recorder, &claim, first, second).await {
+                        return action_for_write_error::<Claim>(&self.context.writer, key, &error).await;
+                    }
+                }
                 ClaimBindingVerdict::NoAction(reason) => {
                     recorder.record(StepResult::UpToDate, reason, None);
                     return Action::Done;
@@ -271,6 +278,26 @@ impl PvController {
                 Action::RequeueAfter(EVENT_REPEAT_INTERVAL)
             }
         }
+    }
+
+    /// Performs two effects concurrently. Both end before the next decision, also if one of them fails.
+    async fn perform_both(
+        &self,
+        recorder: &StepRecorder,
+        claim: &Claim,
+        first: ClaimEffect,
+        second: ClaimEffect,
+    ) -> Result<(), ApiError> {
+        // The reconcile of the volume does not repeat the write of the phase meanwhile.
+        let volume = match &first {
+            ClaimEffect::MarkVolumeBound(volume) => Some(volume.name.clone()),
+            _ => None,
+        };
+        let enqueue = |claim| self.claims.add(claim);
+        let _lock = volume.and_then(|name| self.volume_locks.try_acquire(&name, &claim.key, enqueue));
+        let (first, second) =
+            tokio::join!(self.perform(recorder, claim, first), self.perform(recorder, claim, second));
+        first.and(second)
     }
 
     async fn perform(
@@ -393,7 +420,7 @@ impl PvController {
             let input = BindingInput {
                 cache: &self.context.cache,
                 has_provisioner: &has_provisioner,
-                is_locked_by_other: &|_| false,
+                is_locked_by_other: &|volume| self.volume_locks.is_locked(volume),
             };
             // 2. Write or refresh, then decide again; or finish.
             match rules::decide_volume(input, &volume, refreshed_claim.as_ref().map(|(claim, _)| claim)) {

@@ -31,8 +31,9 @@ pub struct BindingInput<'a> {
     /// Returns true if the driver's provisioner runs in this process and needs no annotation
     /// `storage-provisioner` on the claim: the driver is not node-local.
     pub has_provisioner: &'a dyn Fn(&DriverName) -> bool,
-    /// Returns true if another claim is reserving this volume at the moment. Always false for decisions that
-    /// choose no volume for a claim, or whose choice is not performed.
+    /// For the decision on a claim: returns true if another claim is reserving or binding this volume at
+    /// the moment. Always false for decisions that choose no volume for a claim, or whose choice is not
+    /// performed. For the decision on a volume: returns true if any claim is.
     pub is_locked_by_other: &'a dyn Fn(&VolumeName) -> bool,
 }
 
@@ -123,6 +124,9 @@ pub enum ClaimEffect {
 pub enum ClaimBindingVerdict {
     /// Perform this write, emit the event on the claim, then decide again.
     Apply(ClaimEffect, Option<EventSpec>),
+    /// Perform these writes concurrently, then decide again. Each is safe without the other one, and after
+    /// it.
+    ApplyBoth([ClaimEffect; 2]),
     /// No effect; the text is the reason.
     NoAction(&'static str),
     /// Emit the event and wait for a change of the objects.
@@ -364,10 +368,13 @@ fn unbound_status(phase: ClaimPhase, claim: &Claim) -> ClaimStatus {
     }
 }
 
-/// Returns the first missing write of the four writes of a binding. Source: `bind`.
+/// Returns the first missing write of the four writes of a binding, or two that do not depend on each other.
+/// Source: `bind`.
 ///
-/// The volume is written first, so that no other claim can get it. After a crash the next process finds the
-/// claimRef and continues with the next write.
+/// The claimRef is written first, so that no other claim can get the volume. After a crash the next process
+/// finds the claimRef and continues with the missing writes. Upstream also writes the volume's phase before
+/// the claim. Here, both are written at once if the volume has the provisioner's finalizer: a volume whose
+/// phase is not Bound has no other protection, and the claim would be Lost without it.
 fn bind(input: BindingInput<'_>, claim: &Claim, volume: &Arc<Volume>) -> ClaimBindingVerdict {
     let is_bound_to_claim = volume.is_bound_to(&claim.key, &claim.meta.uid);
     let complete = is_bound_to_claim && volume.claim_ref.as_ref().is_some_and(|r| r.uid.is_some());
@@ -377,20 +384,15 @@ fn bind(input: BindingInput<'_>, claim: &Claim, volume: &Arc<Volume>) -> ClaimBi
             None,
         );
     }
-    if volume.phase != VolumePhase::Bound {
-        return ClaimBindingVerdict::Apply(ClaimEffect::MarkVolumeBound(Arc::clone(volume)), None);
-    }
-    let named = claim.volume.as_ref() == Some(&volume.name);
-    if !named || !claim.is_bind_completed() {
-        let provisioner = volume.provisioned_by().map(DriverName::from);
-        let provisioner = provisioner.filter(|driver| (input.has_provisioner)(driver));
-        let has_annotation = claim.meta.has_annotation(names::STORAGE_PROVISIONER);
-        let effect = ClaimEffect::BindClaim {
-            volume: volume.name.clone(),
-            by_controller: !named,
-            provisioner: provisioner.filter(|_| !has_annotation),
-        };
-        return ClaimBindingVerdict::Apply(effect, None);
+    let mark_bound =
+        (volume.phase != VolumePhase::Bound).then(|| ClaimEffect::MarkVolumeBound(Arc::clone(volume)));
+    let outlives_deletion = volume.meta.finalizer_index(names::PROVISIONER_FINALIZER).is_some();
+    match (mark_bound, bind_claim(input, claim, volume)) {
+        (Some(mark_bound), Some(bind_claim)) if outlives_deletion => {
+            return ClaimBindingVerdict::ApplyBoth([mark_bound, bind_claim]);
+        }
+        (Some(effect), _) | (None, Some(effect)) => return ClaimBindingVerdict::Apply(effect, None),
+        (None, None) => {}
     }
     let becomes_bound = claim.phase != ClaimPhase::Bound;
     let access_modes = volume.access_mode_list();
@@ -422,6 +424,22 @@ fn bind(input: BindingInput<'_>, claim: &Claim, volume: &Arc<Volume>) -> ClaimBi
         attributes_class,
     };
     ClaimBindingVerdict::Apply(ClaimEffect::SetStatus(status), None)
+}
+
+/// Returns write 3 of a binding, or `None` if the claim has the volume and the annotation `bind-completed`.
+fn bind_claim(input: BindingInput<'_>, claim: &Claim, volume: &Volume) -> Option<ClaimEffect> {
+    let named = claim.volume.as_ref() == Some(&volume.name);
+    if named && claim.is_bind_completed() {
+        return None;
+    }
+    let provisioner = volume.provisioned_by().map(DriverName::from);
+    let provisioner = provisioner.filter(|driver| (input.has_provisioner)(driver));
+    let has_annotation = claim.meta.has_annotation(names::STORAGE_PROVISIONER);
+    Some(ClaimEffect::BindClaim {
+        volume: volume.name.clone(),
+        by_controller: !named,
+        provisioner: provisioner.filter(|_| !has_annotation),
+    })
 }
 
 /// Returns true if binding waits for the scheduler: the class has the mode WaitForFirstConsumer. Returns
@@ -573,6 +591,10 @@ pub fn decide_volume(
     match &claim.volume {
         None if claim.mode != volume.mode => mode_mismatch(volume, &claim),
         None => VolumeBindingVerdict::EnqueueClaim(claim.key.clone()),
+        // The reconcile of the claim is writing the phase.
+        Some(name) if *name == volume.name && (input.is_locked_by_other)(name) => {
+            VolumeBindingVerdict::EnqueueClaim(claim.key.clone())
+        }
         Some(name) if *name == volume.name => set_phase(volume, VolumePhase::Bound, "the volume is bound"),
         Some(_) if volume.provisioned_by().is_some() && volume.reclaim_policy == ReclaimPolicy::Delete => {
             decide_unclaimed_volume(volume, is_released)

@@ -394,6 +394,9 @@ impl FakeApi {
                     self.perform(&current, effect);
                     event.into_iter().for_each(|event| self.record_event(event));
                 }
+                ClaimBindingVerdict::ApplyBoth(effects) => {
+                    effects.into_iter().for_each(|effect| self.perform(&current, effect));
+                }
                 ClaimBindingVerdict::NoAction(_) => return "no action".to_owned(),
                 ClaimBindingVerdict::Wait(event) => {
                     self.record_event(event);
@@ -1038,6 +1041,53 @@ fn verdicts_carry_their_reason() {
     let verdict = super::decide_claim(api.input(&|_| false), &claim);
     let ClaimBindingVerdict::Wait(event) = verdict else { panic!("{verdict:?}") };
     assert_eq!(event.text, "Cannot bind to requested volume \"v\": requested PV is too small");
+}
+
+/// A process may end after each of two concurrent writes, and each may conflict with another client.
+#[test]
+fn every_subset_of_the_concurrent_writes_of_a_binding_leads_to_the_same_state() {
+    const VOLUME: &str = "v 1Gi me P csi dp=drv fin=EXT";
+    let local: &[&str] = &["drv"];
+    let converged = {
+        let mut api = FakeApi::new(&[], &[VOLUME], &["1Gi - P"]);
+        assert_eq!(api.reconcile_claim(local), "no action");
+        api.show()
+    };
+    for performed in [[false, false], [true, false], [false, true]] {
+        for begins_with_volume in [false, true] {
+            let mut api = FakeApi::new(&[], &[VOLUME], &["1Gi - P"]);
+            let claim = api.cache.claims.get(&key()).into_object().unwrap();
+            let ClaimBindingVerdict::ApplyBoth(effects) = decide_claim(api.input(&|_| true), &claim) else {
+                panic!("the writes are not concurrent");
+            };
+            for (effect, _) in effects.into_iter().zip(performed).filter(|(_, performed)| *performed) {
+                api.perform(&claim, effect);
+            }
+            if begins_with_volume {
+                api.reconcile_volume("v", None);
+            }
+            assert_eq!(api.reconcile_claim(local), "no action");
+            assert_eq!(api.show(), converged, "{performed:?} {begins_with_volume}");
+        }
+    }
+}
+
+#[test]
+fn a_volume_without_the_provisioners_finalizer_is_marked_before_its_claim_is_bound() {
+    let api = FakeApi::new(&[], &["v 1Gi me P csi dp=drv"], &["1Gi - P"]);
+    let claim = api.cache.claims.get(&key()).into_object().unwrap();
+    assert!(matches!(
+        decide_claim(api.input(&|_| true), &claim),
+        ClaimBindingVerdict::Apply(ClaimEffect::MarkVolumeBound(_), None)
+    ));
+}
+
+#[test]
+fn the_phase_of_a_volume_is_left_to_the_claim_that_is_writing_it() {
+    let api = FakeApi::new(&[], &["v 1Gi me P"], &["1Gi v P bd"]);
+    let volume = api.cache.volumes.get(&"v".into()).into_object().unwrap();
+    let input = BindingInput { is_locked_by_other: &|_| true, ..api.input(&|_| false) };
+    assert_eq!(decide_volume(input, &volume, None), VolumeBindingVerdict::EnqueueClaim(key()));
 }
 
 #[test]
