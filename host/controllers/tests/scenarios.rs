@@ -8,6 +8,8 @@
 //!   the scenarios together must use every rule, except those for `get`, for Events and for Leases;
 //! - once per effect, with a process that crashes after this effect and loses its response: the next process
 //!   must reach the same objects, without leaked, lost or differently requested volumes;
+//! - the same with writes that the process sends at once in reverse order: with both, it crashes after every
+//!   subset of two concurrent writes;
 //! - for every sixteenth effect, with a process that loses its Lease after it, and continues in the next term
 //!   with the same cache.
 //!
@@ -31,7 +33,7 @@ use cofferdam_controllers::{
     snapshot_controller, snapshotter, startup_taint, table,
 };
 use cofferdam_sim::{
-    FinalState, Scenario, Simulation, UsedRules, UserAction::Wait, deletion_orders, polled_snapshots,
+    Effect, FinalState, Scenario, Simulation, UsedRules, UserAction::Wait, deletion_orders, polled_snapshots,
     scenarios,
 };
 use tokio::runtime::Builder;
@@ -146,6 +148,56 @@ async fn a_late_watch_of_classes_fails_no_snapshot_with_one_process_per_role() {
 fn every_scenario_converges_after_a_crash_at_any_step() {
     let crashes = run_crash_points_in_parallel(scenarios);
     assert!(crashes > 200, "only {crashes} crashes");
+}
+
+#[test]
+fn every_scenario_converges_after_a_crash_between_reversed_writes() {
+    let (mut crashes, mut differences) = (0, Vec::new());
+    let runtime = Builder::new_current_thread().enable_all().start_paused(true).build().unwrap();
+    for scenario in scenarios() {
+        let run = |crash_after| {
+            let simulation = simulation_with_long_watches(&scenario).with_reversed_writes();
+            runtime.block_on(async { simulation.run(&scenario.actions, crash_after).await })
+        };
+        let (_, effects) = run(None);
+        for crash_after in crash_points_of_concurrent_writes(&effects) {
+            let (outcome, _) = run(Some(crash_after));
+            let found = scenario.differences(&outcome, true);
+            differences.extend(found.into_iter().map(|text| format!("crash after {crash_after}: {text}")));
+            crashes += 1;
+        }
+    }
+    assert!(differences.is_empty(), "{}", differences.join("\n"));
+    assert!(crashes > 50, "only {crashes} crashes");
+}
+
+/// Maximum number of effects from one of two concurrent writes to the other: events and the journal are
+/// written at the same time.
+const PAIR_DISTANCE: usize = 4;
+
+/// Numbers of the effects, counted from 1, that are the first of two concurrent writes: the write of a claim
+/// before that of the phase of its volume, or the removal of the finalizers of a PersistentVolume before its
+/// deletion. Writes that are not concurrent have the other order.
+fn crash_points_of_concurrent_writes(effects: &[Effect]) -> Vec<usize> {
+    let of_volume = |write: &str| write.contains("/persistentvolumes/");
+    let is_pair = |first: &Effect, second: &Effect| {
+        let (Effect::Write(first), Effect::Write(second)) = (first, second) else { return false };
+        let is_binding = first.starts_with("PATCH ")
+            && first.contains("/persistentvolumeclaims/")
+            && !first.ends_with("/status")
+            && of_volume(second)
+            && second.ends_with("/status");
+        let is_deletion = first.strip_prefix("PATCH ").is_some_and(of_volume)
+            && second.strip_prefix("DELETE ").is_some_and(of_volume);
+        is_binding || is_deletion
+    };
+    let is_first = |index: &usize| {
+        let rest = effects.get(*index..).and_then(<[Effect]>::split_first);
+        rest.is_some_and(|(first, later)| {
+            later.iter().take(PAIR_DISTANCE).any(|second| is_pair(first, second))
+        })
+    };
+    (0..effects.len()).filter(is_first).map(|index| index + 1).collect()
 }
 
 #[test]

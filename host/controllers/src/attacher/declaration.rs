@@ -75,6 +75,7 @@ impl DeclaredController for Attacher {
             settings: process.settings.attacher.clone(),
             calls: process.settings.calls,
             term: process.term.clone(),
+            provisioned_drivers: Arc::clone(&process.provisioned_drivers),
             metrics,
             queue_metrics: process.queue_metrics.clone(),
         }

@@ -4,7 +4,7 @@
 mod handlers;
 
 use std::{
-    collections::{HashMap, HashSet},
+    collections::{BTreeSet, HashMap, HashSet},
     sync::Arc,
     time::Duration,
 };
@@ -42,6 +42,7 @@ use crate::{
     controller::Controller,
     drivers::Backends,
     events::{EventRecorder, EventSpec},
+    provisioner,
     reconcile::{MAX_EFFECTS, action_for_write_error, run_periodically},
     settings::CallSettings,
     step_recorder::{StepRecorder, StepRecorders},
@@ -68,6 +69,8 @@ pub(crate) struct AttacherContext {
     pub(super) calls: CallSettings,
     /// The term in which driver calls may begin.
     pub(super) term: Term,
+    /// Drivers whose provisioner runs in this process, without node-local drivers.
+    pub(super) provisioned_drivers: Arc<BTreeSet<DriverName>>,
     pub(super) metrics: AttacherMetrics,
     pub(super) queue_metrics: Metrics,
 }
@@ -720,8 +723,14 @@ impl Attacher {
     async fn reconcile_volume(&self, name: &VolumeName) -> Action {
         let Lookup::Found(volume) = self.context.cache.volumes.get(name) else { return Action::Done };
         let is_managed_driver = |driver: &DriverName| self.queues.contains_key(driver);
+        let has_provisioner = |driver: &DriverName| self.context.provisioned_drivers.contains(driver);
         let (Some(at), Some(csi)) = (
-            rules::removable_volume_finalizer(&self.context.cache, &is_managed_driver, &volume),
+            rules::removable_volume_finalizer(
+                &self.context.cache,
+                &is_managed_driver,
+                &volume,
+                provisioner::rules::is_managed_volume(&has_provisioner, &volume),
+            ),
             &volume.csi,
         ) else {
             return Action::Done;

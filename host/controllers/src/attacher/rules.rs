@@ -11,8 +11,8 @@ use std::{
 
 use cofferdam_cluster::{Cache, Lookup};
 use cofferdam_domain::{
-    AccessMode, DriverName, Node, NodeId, NodeName, Volume, VolumeAttachment, VolumeAttachmentSource,
-    VolumeHandle, VolumeMode, VolumeName, names,
+    AccessMode, DriverName, Node, NodeId, NodeName, ReclaimPolicy, Volume, VolumeAttachment,
+    VolumeAttachmentSource, VolumeHandle, VolumeMode, VolumeName, VolumePhase, names,
     storage::{
         AccessType, CsiAccessMode, PROVIDER_ID, Parameters, PublishVolume, VolumeCapability, connection_info,
     },
@@ -505,12 +505,27 @@ pub fn is_confirmation_changed(old: Option<&VolumeAttachment>, new: &VolumeAttac
 /// any driver names the PersistentVolume. Returns `None` also if the PersistentVolume has no such finalizer.
 /// A detach does not remove the finalizer, because the next attach would add it again. Source:
 /// external-attacher's `SyncNewOrUpdatedPersistentVolume`.
+///
+/// `is_provisioned_here` is as in [`decide_volume`](crate::protection::rules::decide_volume): the provisioner
+/// removes the finalizer together with its own.
 pub fn removable_volume_finalizer(
     cache: &Cache,
     is_managed_driver: &dyn Fn(&DriverName) -> bool,
     volume: &Volume,
+    is_provisioned_here: bool,
 ) -> Option<usize> {
-    let csi = volume.csi.as_ref().filter(|csi| is_managed_driver(&csi.driver) && volume.meta.deleting)?;
+    volume.csi.as_ref().filter(|csi| is_managed_driver(&csi.driver) && volume.meta.deleting)?;
+    let is_reclaimed_here = is_provisioned_here
+        && volume.phase == VolumePhase::Released
+        && volume.reclaim_policy == ReclaimPolicy::Delete
+        && volume.meta.finalizer_index(names::PROVISIONER_FINALIZER).is_some();
+    if is_reclaimed_here { None } else { unused_volume_finalizer(cache, volume) }
+}
+
+/// Returns the index of the attacher's finalizer of the volume's driver in the list of the PersistentVolume.
+/// Returns `None` without the finalizer, and if a VolumeAttachment names the PersistentVolume.
+pub fn unused_volume_finalizer(cache: &Cache, volume: &Volume) -> Option<usize> {
+    let csi = volume.csi.as_ref()?;
     let at = volume.meta.finalizer_index(&names::attacher_finalizer(&csi.driver))?;
     cache.attachments_of_volume(&volume.name).is_empty().then_some(at)
 }

@@ -8,7 +8,7 @@
 //!   requested, current and target class.
 
 use cofferdam_cluster::Cache;
-use cofferdam_domain::{Claim, ObjectMeta, Volume, VolumeAttributesClass, VolumePhase, names};
+use cofferdam_domain::{Claim, ObjectMeta, ReclaimPolicy, Volume, VolumeAttributesClass, VolumePhase, names};
 
 /// The next effect for an object.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -25,18 +25,31 @@ pub enum FinalizerVerdict {
 }
 
 /// Decides for a PersistentVolume. `is_provisioned_here` is true if the provisioner of the volume's driver
-/// runs in this process and the driver is not node-local. In this case, a Released PersistentVolume keeps the
-/// protection finalizer as long as it has the provisioner's finalizer. The provisioner removes both in one
-/// write: two writers of one list would conflict.
+/// runs in this process and the driver is not node-local. In this case, a Released PersistentVolume keeps
+/// the protection finalizer as long as it has the provisioner's finalizer. The provisioner removes both in
+/// one write: two writers of one list would conflict. This write may precede the deletion of the
+/// PersistentVolume, so the finalizer is not added again to a Released one with the reclaim policy Delete.
 pub fn decide_volume(volume: &Volume, is_provisioned_here: bool) -> FinalizerVerdict {
     let verdict = decide(&volume.meta, names::PV_PROTECTION, volume.phase == VolumePhase::Bound);
-    let has_provisioner_finalizer = is_provisioned_here
-        && volume.phase == VolumePhase::Released
-        && volume.meta.finalizer_index(names::PROVISIONER_FINALIZER).is_some();
-    if matches!(verdict, FinalizerVerdict::Remove(_)) && has_provisioner_finalizer {
-        return FinalizerVerdict::NoAction("waiting for the provisioner's finalizer");
+    let is_reclaimed_here = is_provisioned_here && volume.phase == VolumePhase::Released;
+    let has_provisioner_finalizer = volume.meta.finalizer_index(names::PROVISIONER_FINALIZER).is_some();
+    match verdict {
+        FinalizerVerdict::Remove(_) if is_reclaimed_here && has_provisioner_finalizer => {
+            FinalizerVerdict::NoAction("waiting for the provisioner's finalizer")
+        }
+        FinalizerVerdict::Add if is_reclaimed_here && volume.reclaim_policy == ReclaimPolicy::Delete => {
+            FinalizerVerdict::NoAction("the provisioner deletes the volume")
+        }
+        _ => verdict,
     }
-    verdict
+}
+
+/// Returns the index of the protection finalizer in the list of a PersistentVolume that is being deleted, or
+/// that the caller deletes at the same time. Returns `None` without the finalizer, and while the
+/// PersistentVolume is in use.
+pub fn removable_volume_finalizer(volume: &Volume) -> Option<usize> {
+    let index = volume.meta.finalizer_index(names::PV_PROTECTION);
+    index.filter(|_| volume.phase != VolumePhase::Bound)
 }
 
 /// Decides for a claim. `pods_refreshed` is true if the namespace's pods were listed live in this reconcile.

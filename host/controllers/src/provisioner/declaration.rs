@@ -21,6 +21,7 @@ use super::{
     rules::ProvisionerOptions,
 };
 use crate::{
+    attacher,
     context::ProcessContext,
     controller::DeclaredController,
     node_local::LocalNode,
@@ -195,6 +196,7 @@ impl DeclaredController for Provisioner {
             calls: settings.calls,
             term: process.term.clone(),
             runs_protection: protection::is_enabled(settings),
+            runs_attacher: settings.roles.contains(&attacher::ROLE),
             channels: Arc::clone(&process.channels),
             stuck_after: process.settings.provisioner.stuck_after,
             restore_check: process.restore_check.clone(),

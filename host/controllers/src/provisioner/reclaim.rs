@@ -1,4 +1,4 @@
-//! Reconciles PersistentVolumes, one effect at a time. With the reclaim policy Delete, adds a finalizer while
+//! Reconciles PersistentVolumes, one step at a time. With the reclaim policy Delete, adds a finalizer while
 //! they are Bound, and deletes volume and PersistentVolume when they are Released. With the policy Retain or
 //! Recycle, removes the finalizer.
 
@@ -16,9 +16,10 @@ use super::{
     rules::{self, ReclaimVerdict},
 };
 use crate::{
+    attacher,
     events::EventSpec,
     node_local::{LocalNode, OnlyNodeError},
-    protection::{self, rules::FinalizerVerdict},
+    protection,
     reconcile::{EVENT_REPEAT_INTERVAL, MAX_EFFECTS, action_for_write_error},
     step_recorder::StepRecorder,
 };
@@ -46,7 +47,6 @@ impl Provisioner {
             };
             let writer = &self.context.writer;
             let uid = &volume.meta.uid;
-            let finalizer = names::PROVISIONER_FINALIZER;
             let result = match rules::decide_reclaim(
                 &is_managed_driver,
                 &volume,
@@ -57,33 +57,20 @@ impl Provisioner {
                 ReclaimVerdict::AddFinalizer => recorder
                     .record_effect(
                         "adds the finalizer of the PersistentVolume",
-                        writer.add_finalizer(&*volume, finalizer),
+                        writer.add_finalizer(&*volume, names::PROVISIONER_FINALIZER),
                     )
                     .await
                     .map(drop),
                 ReclaimVerdict::RemoveFinalizer(at) => {
-                    let mut finalizers = vec![(at, finalizer)];
-                    // One write removes the finalizer of the protection controller too, if it runs in this
-                    // process.
-                    if self.context.runs_protection
-                        && let FinalizerVerdict::Remove(at) = protection::rules::decide_volume(&volume, false)
-                    {
-                        finalizers.push((at, names::PV_PROTECTION));
-                    }
-                    let write = writer.remove_finalizers::<Volume>(name, uid, &mut finalizers);
-                    recorder
-                        .record_effect("removes the finalizer of the PersistentVolume", write)
-                        .await
-                        .map(drop)
+                    self.remove_finalizers(&volume, at, volume.meta.deleting, &recorder).await
                 }
-                ReclaimVerdict::DeleteObject => {
-                    let precondition = Precondition { uid: Some(uid.clone()), resource_version: None };
-                    recorder
-                        .record_effect(
-                            "deletes the PersistentVolume",
-                            writer.delete::<Volume>(name, &precondition),
-                        )
-                        .await
+                ReclaimVerdict::DeleteObject => self.delete_object(&volume, &recorder).await,
+                ReclaimVerdict::DeleteObjectAndFinalizer(at) => {
+                    let (deletion, removal) = tokio::join!(
+                        self.delete_object(&volume, &recorder),
+                        self.remove_finalizers(&volume, at, true, &recorder)
+                    );
+                    deletion.and(removal)
                 }
                 ReclaimVerdict::DeleteVolume => {
                     if let Some(outcome) = self.delete_volume(&volume, &recorder).await {
@@ -102,11 +89,44 @@ impl Provisioner {
         Action::Requeue
     }
 
+    async fn delete_object(&self, volume: &Volume, recorder: &StepRecorder) -> Result<(), ApiError> {
+        let precondition = Precondition { uid: Some(volume.meta.uid.clone()), resource_version: None };
+        let write = self.context.writer.delete::<Volume>(&volume.name, &precondition);
+        recorder.record_effect("deletes the PersistentVolume", write).await
+    }
+
+    /// Removes the provisioner's finalizer, which is at `index`. If the PersistentVolume is deleted, before
+    /// or at the same time, the same write removes the finalizers of the protection controller and of the
+    /// attacher, if these run in this process: several writers of one list would conflict.
+    async fn remove_finalizers(
+        &self,
+        volume: &Volume,
+        index: usize,
+        is_deleted: bool,
+        recorder: &StepRecorder,
+    ) -> Result<(), ApiError> {
+        let context = &self.context;
+        let attached_by = volume.csi.as_ref().filter(|_| context.runs_attacher).map(|csi| &csi.driver);
+        let attacher_finalizer = attached_by.map(names::attacher_finalizer).unwrap_or_default();
+        let mut finalizers = vec![(index, names::PROVISIONER_FINALIZER)];
+        if is_deleted {
+            let protection = protection::rules::removable_volume_finalizer(volume);
+            let protection = protection.filter(|_| context.runs_protection);
+            finalizers.extend(protection.map(|at| (at, names::PV_PROTECTION)));
+            let attacher =
+                attached_by.and_then(|_| attacher::rules::unused_volume_finalizer(&context.cache, volume));
+            finalizers.extend(attacher.map(|at| (at, &*attacher_finalizer)));
+        }
+        let write =
+            context.writer.remove_finalizers::<Volume>(&volume.name, &volume.meta.uid, &mut finalizers);
+        recorder.record_effect("removes the finalizer of the PersistentVolume", write).await.map(drop)
+    }
+
     /// Deletes the volume at the driver. Since this effect cannot be undone, PersistentVolume and claim are
     /// read from the API server first, and then the current resourceVersions, which show a restore. These
-    /// reads are omitted if the PersistentVolume controller of this process has just set the phase to
-    /// Released. Returns `None` if the driver deleted the volume, else the action that the reconcile of the
-    /// PersistentVolume returns.
+    /// reads are omitted if the PersistentVolume controller of this process is setting the phase to
+    /// Released, or has just done so. Returns `None` if the driver deleted the volume, else the action that
+    /// the reconcile of the PersistentVolume returns.
     async fn delete_volume(&self, volume: &Volume, recorder: &StepRecorder) -> Option<Action> {
         // 1. Check what the cache knows: other PersistentVolumes of the volume, VolumeAttachments.
         let Some(csi) = &volume.csi else { return Some(Action::Done) };
@@ -222,7 +242,7 @@ impl Provisioner {
     /// or with a current release hint, which the PersistentVolume controller of this process sends after live
     /// reads of its own.
     async fn check_release(&self, volume: &Volume) -> Result<ReleaseCheck, ApiError> {
-        if self.release_hints.take(volume) {
+        if self.release_hints.take(volume).await {
             return Ok(ReleaseCheck::Released);
         }
         let Some(live) = self.context.writer.get::<Volume>(&volume.name).await? else {

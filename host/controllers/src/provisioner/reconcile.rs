@@ -93,6 +93,8 @@ pub(crate) struct ProvisionerContext {
     pub(super) term: Term,
     /// The role protection runs in this process.
     pub(super) runs_protection: bool,
+    /// The role attacher runs in this process, with the same drivers.
+    pub(super) runs_attacher: bool,
     /// Receives messages of the PersistentVolume controller.
     pub(super) channels: Arc<Channels>,
     /// An intent of this age is stuck.
@@ -203,9 +205,9 @@ impl Provisioner {
             claims.add_if_absent(message.claim.clone());
         });
         let controller = Arc::downgrade(self);
-        self.context.channels.subscribe(move |released: &VolumeReleased| {
+        self.context.channels.subscribe(move |volume: &VolumeReleased| {
             if let Some(controller) = controller.upgrade() {
-                controller.release_hints.insert(released);
+                controller.release_hints.insert(volume);
             }
         });
     }

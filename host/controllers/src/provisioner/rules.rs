@@ -960,8 +960,11 @@ pub enum ReclaimVerdict {
     RemoveFinalizer(usize),
     /// Call `DeleteVolume`.
     DeleteVolume,
-    /// Delete the PersistentVolume.
+    /// Delete the PersistentVolume, which does not have the provisioner's finalizer.
     DeleteObject,
+    /// Delete the PersistentVolume and remove the provisioner's finalizer, which has this index in the list.
+    /// The two writes do not depend on each other: whichever is second removes the object.
+    DeleteObjectAndFinalizer(usize),
     /// Wait: deletions are frozen after a restore of the cluster.
     DeletionFrozen,
     /// Emit the event of a released volume that this version cannot delete: it has an in-tree source, and its
@@ -1010,7 +1013,8 @@ pub fn decide_reclaim(
     match (deleted, volume.meta.deleting, finalizer) {
         (false, ..) if is_frozen => ReclaimVerdict::DeletionFrozen,
         (false, ..) => ReclaimVerdict::DeleteVolume,
-        (true, false, _) => ReclaimVerdict::DeleteObject,
+        (true, false, Some(at)) => ReclaimVerdict::DeleteObjectAndFinalizer(at),
+        (true, false, None) => ReclaimVerdict::DeleteObject,
         (true, true, Some(at)) => ReclaimVerdict::RemoveFinalizer(at),
         (true, true, None) => ReclaimVerdict::NoAction("the PersistentVolume is being deleted"),
     }

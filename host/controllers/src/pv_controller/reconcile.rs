@@ -20,7 +20,7 @@ use cofferdam_domain::{
 };
 use parking_lot::Mutex;
 use serde_json::{Value, json};
-use tokio::time::Instant;
+use tokio::{sync::watch, time::Instant};
 use tokio_util::sync::CancellationToken;
 
 use super::{
@@ -413,8 +413,12 @@ impl PvController {
     async fn reconcile_volume(&self, name: &VolumeName) -> Action {
         let mut refreshed_claim: Option<(ClaimRef, Instant)> = None;
         for _ in 0..MAX_EFFECTS {
-            // 1. Decide from the cache, and from the claim if it was refreshed for this volume.
+            // 1. Decide from the cache, and from the claim if it was refreshed for this volume, or if a write
+            //    of this process has removed it.
             let Lookup::Found(volume) = self.context.cache.volumes.get(name) else { return Action::Done };
+            if refreshed_claim.is_none() {
+                refreshed_claim = self.removed_claim(&volume);
+            }
             let recorder = self.context.recorders.of_volume(&volume);
             let has_provisioner = |driver: &DriverName| self.context.provisioned_drivers.contains(driver);
             let input = BindingInput {
@@ -460,6 +464,38 @@ impl PvController {
         Action::Requeue
     }
 
+    /// Returns the volume's claimRef and the time at which a write of this process removed its claim; `None`
+    /// if none did.
+    fn removed_claim(&self, volume: &Volume) -> Option<(ClaimRef, Instant)> {
+        let claim_ref = volume.claim_ref.as_ref()?;
+        let removed_at =
+            self.context.cache.claims.removed_by_own_write(&claim_ref.key, claim_ref.uid.as_ref()?)?;
+        Some((claim_ref.clone(), removed_at))
+    }
+
+    /// Sets the phase to Released, and meanwhile checks whether the cluster was restored. The write does not
+    /// wait for the check: Released deletes nothing by itself, and the provisioner deletes nothing while
+    /// deletions are frozen. The provisioner waits for the result of both.
+    async fn release(
+        &self,
+        volume: &Volume,
+        claim_read_at: Instant,
+        write: impl Future<Output = Result<Volume, ApiError>>,
+    ) -> Result<(), ApiError> {
+        let (result, released) = watch::channel(None);
+        let volume = volume.name.clone();
+        self.context.channels.send(&VolumeReleased { volume, claim_read_at, released });
+        // After the read of the claim, which may come from the restored cluster.
+        let (written, checked) = tokio::join!(write, self.context.restore_check.detect_live());
+        let written = written?;
+        match checked {
+            Ok(()) => drop(result.send(Some(written.meta.resource_version))),
+            // Without a result, the provisioner reads by itself.
+            Err(error) => tracing::debug!(%error, volume = %written.name, "cannot check for a restore"),
+        }
+        Ok(())
+    }
+
     async fn perform_on_volume(
         &self,
         recorder: &StepRecorder,
@@ -475,13 +511,10 @@ impl PvController {
                 let patch = json!({"status": {"phase": phase.as_str(), "message": message}});
                 let text = format!("sets the phase to {}", phase.as_str());
                 let write = writer.merge_patch::<Volume>(&volume.name, PatchTarget::Status, version, patch);
-                let written = recorder.record_effect(&text, write).await?;
-                if let Some(refreshed_at) = claim_refreshed_at.filter(|_| phase == VolumePhase::Released) {
-                    self.context.channels.send(&VolumeReleased {
-                        volume: written.name,
-                        resource_version: written.meta.resource_version,
-                        claim_read_at: refreshed_at,
-                    });
+                let write = recorder.record_effect(&text, write);
+                match claim_refreshed_at.filter(|_| phase == VolumePhase::Released) {
+                    Some(refreshed_at) => self.release(volume, refreshed_at, write).await?,
+                    None => drop(write.await?),
                 }
             }
             VolumeEffect::Unbind { whole } => {
@@ -514,13 +547,7 @@ impl PvController {
                     )
                     .await?;
             }
-            VolumeEffect::RefreshBeforeRelease(key) => {
-                writer.refresh::<Claim>(&key).await?;
-                // The provisioner may delete the volume after this read without a check of its own (release
-                // hint). The phase is written also after a restore: Released deletes nothing by itself, and
-                // the provisioner deletes nothing while deletions are frozen.
-                self.context.restore_check.detect_live().await?;
-            }
+            VolumeEffect::RefreshBeforeRelease(key) => writer.refresh::<Claim>(&key).await?,
         }
         Ok(())
     }

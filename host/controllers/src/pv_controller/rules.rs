@@ -523,9 +523,9 @@ pub enum VolumeEffect {
         /// True if the whole claimRef is removed.
         whole: bool,
     },
-    /// Reads the claim live, and checks with another live read whether the cluster was restored from a
-    /// backup. The provisioner of this process may afterwards delete the Released volume without live reads
-    /// of its own.
+    /// Reads the claim live. The write of the phase Released that follows is accompanied by a check of
+    /// whether the cluster was restored from a backup. The provisioner of this process may afterwards
+    /// delete the Released volume without live reads of its own.
     RefreshBeforeRelease(ClaimKey),
     /// Updates the annotation and the finalizers of a volume that an in-tree plugin provisioned.
     UpdateMigration {
@@ -552,8 +552,9 @@ pub enum VolumeBindingVerdict {
 
 /// Decides the next effect for a volume. Source: `syncVolume`.
 ///
-/// `refreshed_claim` is the claimRef whose claim was read live earlier in this reconcile, or `None` without
-/// such a read. It is ignored if the volume's claimRef has changed since.
+/// `refreshed_claim` is the claimRef whose claim was read live earlier in this reconcile, or whose claim a
+/// write of this process has removed; `None` without either. It is ignored if the volume's claimRef has
+/// changed since.
 pub fn decide_volume(
     input: BindingInput<'_>,
     volume: &Volume,

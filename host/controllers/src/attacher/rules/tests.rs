@@ -473,6 +473,7 @@ fn volume_finalizer_is_removed_once_no_attachment_names_the_volume() {
             &fixture.cache,
             &|driver: &DriverName| driver.as_str() == "drv",
             &read(json),
+            false,
         )
     };
     let deleted = volume_with(deleting());
@@ -542,4 +543,38 @@ fn an_attachment_that_differs_from_list_volumes_is_out_of_sync() {
         !is(AttacherFixture::new(), &published("h", &["id"]), &with(prepared(), &deleting())),
         "it is in the detach queue"
     );
+}
+
+#[test]
+fn the_local_provisioner_removes_the_volume_finalizer_with_its_own() {
+    let finalizers = json!({"metadata": {"finalizers": [
+        "external-attacher/drv", "external-provisioner.volume.kubernetes.io/finalizer",
+    ]}});
+    let deleted = with(volume_with(deleting()), &finalizers);
+    let released = json!({"status": {"phase": "Released"}});
+    let policy = |policy: &str| json!({"spec": {"persistentVolumeReclaimPolicy": policy}});
+    let fixture = AttacherFixture::new();
+    for (name, json, is_provisioned_here, expected) in [
+        ("released", with(with(deleted.clone(), &released), &policy("Delete")), true, None),
+        ("no provisioner", with(with(deleted.clone(), &released), &policy("Delete")), false, Some(0)),
+        ("retained", with(with(deleted.clone(), &released), &policy("Retain")), true, Some(0)),
+        ("not released", with(deleted.clone(), &policy("Delete")), true, Some(0)),
+        (
+            "without the provisioner's finalizer",
+            with(
+                with(with(deleted, &released), &policy("Delete")),
+                &json!({"metadata": {"finalizers": ["external-attacher/drv"]}}),
+            ),
+            true,
+            Some(0),
+        ),
+    ] {
+        let found = removable_volume_finalizer(
+            &fixture.cache,
+            &|_: &DriverName| true,
+            &read(&json),
+            is_provisioned_here,
+        );
+        assert_eq!(found, expected, "{name}");
+    }
 }

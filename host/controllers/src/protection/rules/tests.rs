@@ -62,6 +62,25 @@ fn the_local_provisioner_removes_its_finalizer_first() {
 }
 
 #[test]
+fn the_finalizer_is_not_added_to_a_volume_that_the_local_provisioner_deletes() {
+    let deletes = FinalizerVerdict::NoAction("the provisioner deletes the volume");
+    for (phase, policy, is_provisioned_here, expected) in [
+        ("Released", "Delete", true, deletes),
+        ("Released", "Delete", false, FinalizerVerdict::Add),
+        ("Released", "Retain", true, FinalizerVerdict::Add),
+        ("Bound", "Delete", true, FinalizerVerdict::Add),
+    ] {
+        let object = json!({
+            "metadata": metadata(&[], false),
+            "spec": {"persistentVolumeReclaimPolicy": policy},
+            "status": {"phase": phase},
+        });
+        let found = decide_volume(&read::<Volume>(&object), is_provisioned_here);
+        assert_eq!(found, expected, "{phase} {policy} {is_provisioned_here}");
+    }
+}
+
+#[test]
 fn a_claim_is_in_use_while_a_scheduled_pod_refers_to_it() {
     let pod = |spec: Value, status: Value| {
         let metadata = json!({"namespace": "ns", "name": "p", "uid": "p", "resourceVersion": "2"});

@@ -728,7 +728,8 @@ fn resource_exhausted_on_the_selected_node_is_rescheduled() {
 #[test]
 fn released_volumes_are_deleted_and_finalizers_removed() {
     use ReclaimVerdict::{
-        AddFinalizer, DeleteObject, DeleteVolume, DeletionFrozen, InTreeSource, RemoveFinalizer,
+        AddFinalizer, DeleteObject, DeleteObjectAndFinalizer, DeleteVolume, DeletionFrozen, InTreeSource,
+        RemoveFinalizer,
     };
     let migrated = json!({"metadata": {"annotations": {
         "pv.kubernetes.io/provisioned-by": "kubernetes.io/aws-ebs", "pv.kubernetes.io/migrated-to": "drv",
@@ -758,8 +759,29 @@ fn released_volumes_are_deleted_and_finalizers_removed() {
             false,
             None,
         ),
-        ("released, volume deleted", released.clone(), true, false, Some(DeleteObject)),
-        ("released, volume deleted, frozen since", released.clone(), true, true, Some(DeleteObject)),
+        ("released, volume deleted", released.clone(), true, false, Some(DeleteObjectAndFinalizer(1))),
+        (
+            "released, volume deleted, frozen since",
+            released.clone(),
+            true,
+            true,
+            Some(DeleteObjectAndFinalizer(1)),
+        ),
+        // The finalizer was removed, and the deletion of the object failed.
+        (
+            "released, without finalizer",
+            both(&released, &without_finalizer),
+            false,
+            false,
+            Some(DeleteVolume),
+        ),
+        (
+            "released, without finalizer, volume deleted",
+            both(&released, &without_finalizer),
+            true,
+            false,
+            Some(DeleteObject),
+        ),
         ("released, being deleted", both(&released, &deleting), false, false, Some(DeleteVolume)),
         (
             "released, being deleted, volume deleted",

@@ -6,7 +6,7 @@ use cofferdam_domain::storage::ErrorKind;
 use serde_json::{Value, json};
 
 use crate::{
-    DriverFault, EnvironmentKind,
+    ApiFault, DriverFault, EnvironmentKind, FaultKind,
     UserAction::{self, Backup, Compact, Create, Delete, Patch, Restore, Settle, Until},
     WaitFor::{CallsCompleted, Deleted, Event},
     WorkKind,
@@ -58,9 +58,92 @@ pub(super) const VOLUME: &[&str] = &["of-a Bound a"];
 pub(super) const SUCCEEDED: &[&str] = &["a Normal ProvisioningSucceeded"];
 const FAILED_THEN_SUCCEEDED: &[&str] = &["a Normal ProvisioningSucceeded", "a Warning ProvisioningFailed"];
 
+/// A fault of the first write of a claim or PersistentVolume whose body contains this text.
+fn write_fault(
+    method: &'static str,
+    path_prefix: &'static str,
+    body_contains: &'static str,
+    kind: FaultKind,
+) -> ApiFault {
+    ApiFault { method, path_prefix, body_contains, kind }
+}
+
+/// Rows with a fault of one of two writes that are sent at once.
+fn faults_of_concurrent_writes() -> Vec<Scenario> {
+    const VOLUMES: &str = "/api/v1/persistentvolumes/";
+    const PHASE: (&str, &str) = (VOLUMES, "\"phase\":\"Bound\"");
+    const BINDING: (&str, &str) = (CLAIM, "bind-completed");
+    const FINALIZER: (&str, &str) = (VOLUMES, "external-provisioner");
+    let bound = |name, (path, text), kind| Scenario {
+        name,
+        actions: gold_claim(),
+        api_faults: vec![write_fault("PATCH", path, text, kind)],
+        claims: BOUND,
+        volumes: VOLUME,
+        array_owners: &["a"],
+        events: SUCCEEDED,
+        calls: &["create a"],
+        ..Scenario::default()
+    };
+    let deleted = |name, fault| Scenario {
+        name,
+        actions: after_gold_claim([Settle, Delete(CLAIM)]),
+        api_faults: vec![fault],
+        events: SUCCEEDED,
+        calls: &["create gone", "delete gone", "delete gone"],
+        ..Scenario::default()
+    };
+    vec![
+        bound(
+            "request of the PersistentVolume's phase lost while the claim is bound: it is written again",
+            PHASE,
+            FaultKind::LostRequest,
+        ),
+        bound(
+            "response of the PersistentVolume's phase lost while the claim is bound: the claim becomes Bound",
+            PHASE,
+            FaultKind::LostResponse,
+        ),
+        bound(
+            "conflict of the PersistentVolume's phase while the claim is bound: it is written again",
+            PHASE,
+            FaultKind::Conflict,
+        ),
+        bound(
+            "request of the claim's volumeName lost while the phase is written: it is written again",
+            BINDING,
+            FaultKind::LostRequest,
+        ),
+        bound(
+            "response of the claim's volumeName lost while the phase is written: the claim becomes Bound",
+            BINDING,
+            FaultKind::LostResponse,
+        ),
+        bound(
+            "conflict of the claim's volumeName while the phase is written: it is written again",
+            BINDING,
+            FaultKind::Conflict,
+        ),
+        deleted(
+            "PersistentVolume DELETE lost while its finalizers are removed: it is deleted later",
+            write_fault("DELETE", VOLUMES, "", FaultKind::LostRequest),
+        ),
+        deleted(
+            "removal of the PersistentVolume's finalizers lost while it is deleted: they are removed later",
+            write_fault("PATCH", FINALIZER.0, FINALIZER.1, FaultKind::LostRequest),
+        ),
+    ]
+}
+
 /// The scenarios of this module.
-#[expect(clippy::too_many_lines, reason = "one table")]
 pub(super) fn scenarios() -> Vec<Scenario> {
+    let mut all = table();
+    all.extend(faults_of_concurrent_writes());
+    all
+}
+
+#[expect(clippy::too_many_lines, reason = "one table")]
+fn table() -> Vec<Scenario> {
     let base = Scenario::default;
     let retain = || with(class("gold"), &json!({"reclaimPolicy": "Retain"}));
     vec![
