@@ -139,6 +139,8 @@ impl Drop for ReservationGuard<'_> {
 struct ReconcileState<'a> {
     unpublished_from: Vec<NodeId>,
     secrets: Option<Secrets>,
+    /// The Node's identities from a live read; `None` before it.
+    node_identities: Option<Parameters>,
     lock: Option<LockGuard<'a, VolumeKey, VolumeAttachmentName>>,
     /// See [`AttacherInput::is_detach_proven`].
     is_detach_proven: bool,
@@ -380,8 +382,14 @@ impl Attacher {
             }
             AttachmentVerdict::AddVolumeFinalizer(volume) => {
                 let write = writer.add_finalizer(&*volume, &finalizer);
-                return match recorder.record_effect("adds the finalizer of the PersistentVolume", write).await
-                {
+                let write = recorder.record_effect("adds the finalizer of the PersistentVolume", write);
+                let (written, secrets, node_identities) = tokio::join!(
+                    write,
+                    self.read_secrets_early(attachment, state),
+                    self.read_node_identities_early(backend, attachment, state)
+                );
+                (state.secrets, state.node_identities) = (secrets, node_identities);
+                return match written {
                     Ok(_) => Ok(()),
                     Err(error) => Err(ReconcileResult::Requeue(
                         action_for_write_error::<Volume>(&self.context.writer, &volume.name, &error).await,
@@ -398,7 +406,11 @@ impl Attacher {
                 let annotations = json!({names::NODE_ID: node});
                 let patch = json!({"metadata": {"finalizers": finalizers, "annotations": annotations}});
                 let write = writer.merge_patch::<VolumeAttachment>(key, PatchTarget::Object, version, patch);
-                recorder.record_effect("records the node id", write).await
+                let write = recorder.record_effect("records the node id", write);
+                let (written, node_identities) =
+                    tokio::join!(write, self.read_node_identities_early(backend, attachment, state));
+                state.node_identities = node_identities;
+                written
             }
             AttachmentVerdict::Publish(request) => {
                 if self.ensure_secrets(attachment, state).await? {
@@ -481,7 +493,10 @@ impl Attacher {
     ) -> Result<(), ReconcileResult> {
         self.acquire_lock(attachment, &request.handle, state)?;
         if backend.takes_node_identities() {
-            request.node_identities = self.read_node_identities(attachment).await?;
+            request.node_identities = match state.node_identities.take() {
+                Some(identities) => identities,
+                None => self.read_node_identities(attachment).await?,
+            };
         }
         let call = self.call(state);
         let text = format!("{} publishes the volume to {}", attachment.attacher, request.node_id);
@@ -505,6 +520,22 @@ impl Attacher {
         }
     }
 
+    /// Returns the Node's identities of this reconcile, or reads them while the attachment is prepared.
+    /// `None` if the driver does not take them. After a failed read also `None`: [`publish`](Self::publish)
+    /// reads them again.
+    async fn read_node_identities_early(
+        &self,
+        backend: &dyn Backend,
+        attachment: &VolumeAttachment,
+        state: &ReconcileState<'_>,
+    ) -> Option<Parameters> {
+        if state.node_identities.is_some() || !backend.takes_node_identities() {
+            return state.node_identities.clone();
+        }
+        let node = self.context.writer.get::<Node>(&attachment.node).await.ok()?;
+        Some(node_identities(node.as_ref()))
+    }
+
     /// Reads the Node's identities live: nothing else in this role needs a watch of Nodes. They are empty if
     /// the Node does not exist.
     async fn read_node_identities(
@@ -512,7 +543,7 @@ impl Attacher {
         attachment: &VolumeAttachment,
     ) -> Result<Parameters, ReconcileResult> {
         match self.context.writer.get::<Node>(&attachment.node).await {
-            Ok(node) => Ok(node.as_ref().map(rules::node_identities).unwrap_or_default()),
+            Ok(node) => Ok(node_identities(node.as_ref())),
             Err(error) => {
                 let failure = format!("cannot read Node {}: {error}", attachment.node);
                 Err(self.fail(attachment, failure.into()).await)
@@ -659,6 +690,22 @@ impl Attacher {
         Ok(())
     }
 
+    /// Returns the Secret of this reconcile, or reads it while the finalizer of the PersistentVolume is
+    /// written.
+    /// `None` if the volume has none. If the Secret cannot be read or does not exist also `None`:
+    /// [`read_secrets`](Self::read_secrets) reads it again.
+    async fn read_secrets_early(
+        &self,
+        attachment: &VolumeAttachment,
+        state: &ReconcileState<'_>,
+    ) -> Option<Secrets> {
+        if state.secrets.is_some() {
+            return state.secrets.clone();
+        }
+        let reference = rules::publish_secret(&self.context.cache, attachment)?;
+        self.context.secrets.read_if_exists(&reference).await.ok().flatten()
+    }
+
     /// Reads the Secret if this reconcile has not read it. Returns true if it was read now: the decision may
     /// be outdated, and has to be made again before the driver is called.
     async fn ensure_secrets(
@@ -743,6 +790,11 @@ impl Attacher {
             Err(error) => action_for_write_error::<Volume>(&self.context.writer, name, &error).await,
         }
     }
+}
+
+/// The identities of a Node; none if it does not exist.
+fn node_identities(node: Option<&Node>) -> Parameters {
+    node.map(rules::node_identities).unwrap_or_default()
 }
 
 /// `source.component` of the events of a driver's attachments.
