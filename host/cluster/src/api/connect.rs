@@ -3,7 +3,9 @@
 use std::{sync::Arc, time::Duration};
 
 use super::RequestBody;
+use futures::future::join_all;
 use http::{Request, Response};
+use http_body_util::BodyExt as _;
 use hyper::body::Incoming;
 use hyper_util::{
     client::legacy::{self, connect::HttpConnector},
@@ -14,11 +16,23 @@ use kube::{
     client::{AuthError, Body, ClientBuilder, ConfigExt as _},
 };
 use parking_lot::Mutex;
+use tokio::time::MissedTickBehavior;
 use tower::{BoxError, ServiceBuilder, ServiceExt as _, service_fn, util::BoxCloneService};
 
 /// Idle timeout of pooled connections, which keep their buffers. The number of connections is unbounded: with
 /// a limit of sixteen, a burst of 2,000 claims kept opening connections and needed 50 % more CPU.
 const POOL_IDLE_TIMEOUT: Duration = Duration::from_secs(60);
+
+/// Number of connections that [`keep_open`] keeps open: as many as the requests that the chain of one claim
+/// sends at once, with its event.
+const SPARE_CONNECTIONS: usize = 4;
+/// Interval of the requests that keep connections open. It is shorter than the idle timeouts: a minute
+/// here, and 90 s in kube-apiserver.
+const SPARE_INTERVAL: Duration = Duration::from_secs(25);
+/// Timeout of these requests.
+const SPARE_TIMEOUT: Duration = Duration::from_secs(10);
+/// Path of these requests: every account may read it, and kube-apiserver answers it without etcd.
+const SPARE_PATH: &str = "/version";
 
 /// Idle time before the first TCP keepalive probe. Without probes, a watch does not detect that the API
 /// server's machine failed.
@@ -79,6 +93,32 @@ pub fn replaceable_client(config: Config) -> Result<(Client, ReplaceableConnecti
     Ok((ClientBuilder::new(service, namespace).build(), current))
 }
 
+/// Keeps a few connections of an idle client open, until the returned future is dropped. A request on a new
+/// connection takes three round trips, and requests that are sent at once need several connections.
+pub async fn keep_open(client: Client) {
+    let mut ticks = tokio::time::interval(SPARE_INTERVAL);
+    ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    loop {
+        ticks.tick().await;
+        use_spare_connections(&client).await;
+    }
+}
+
+/// Sends a request on each of the spare connections, and opens those that are missing. Errors are ignored:
+/// the requests of the controllers report them.
+async fn use_spare_connections(client: &Client) {
+    let requests = (0..SPARE_CONNECTIONS).map(|_| async {
+        let Ok(request) = Request::get(SPARE_PATH).body(Body::empty()) else { return };
+        // The body has to be read before the connection can be reused.
+        let exchange = async {
+            let response = client.send(request).await?;
+            response.into_body().collect().await.map_err(BoxError::from)
+        };
+        drop(tokio::time::timeout(SPARE_TIMEOUT, exchange).await);
+    });
+    join_all(requests).await;
+}
+
 fn connections(config: Config) -> Result<Connections, kube::Error> {
     if let Some(proxy_url) = &config.proxy_url {
         return Err(kube::Error::ProxyProtocolUnsupported { proxy_url: Box::new(proxy_url.clone()) });
@@ -125,4 +165,58 @@ pub fn exec_plugin_error(error: &AuthError) -> Option<String> {
         return Some(format!("the output of the credential plugin is not an ExecCredential{position}"));
     }
     None
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
+    use tokio::{
+        io::{AsyncReadExt as _, AsyncWriteExt as _},
+        net::{TcpListener, TcpStream},
+        sync::Barrier,
+    };
+
+    use super::*;
+
+    /// Answers requests when as many as the spare connections are in progress.
+    async fn answer(mut stream: TcpStream, all: Arc<Barrier>) -> std::io::Result<()> {
+        let mut received = Vec::new();
+        loop {
+            if stream.read_buf(&mut received).await? == 0 {
+                return Ok(());
+            }
+            if received.ends_with(b"\r\n\r\n") {
+                assert!(received.starts_with(b"GET /version "));
+                received.clear();
+                all.wait().await;
+                stream.write_all(b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\n{}").await?;
+            }
+        }
+    }
+
+    #[tokio::test]
+    async fn spare_connections_are_opened_once_and_used_again() {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let url = format!("http://{}", listener.local_addr().unwrap());
+        let accepted = Arc::new(AtomicUsize::new(0));
+        let count = Arc::clone(&accepted);
+        let server = tokio::spawn(async move {
+            let all = Arc::new(Barrier::new(SPARE_CONNECTIONS));
+            while let Ok((stream, _)) = listener.accept().await {
+                count.fetch_add(1, Ordering::SeqCst);
+                tokio::spawn(answer(stream, Arc::clone(&all)));
+            }
+        });
+        let client = client(Config::new(url.parse().unwrap())).unwrap();
+        for _ in 0..3 {
+            use_spare_connections(&client).await;
+            assert_eq!(accepted.load(Ordering::SeqCst), SPARE_CONNECTIONS);
+            // The client returns connections to its pool in a task of its own.
+            for _ in 0..100 {
+                tokio::task::yield_now().await;
+            }
+        }
+        server.abort();
+    }
 }

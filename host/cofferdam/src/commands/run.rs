@@ -2,7 +2,7 @@
 
 use std::{collections::HashMap, future::pending, sync::Arc};
 
-use cofferdam_cluster::{SecretNamespaces, observer::NoopStepObserver};
+use cofferdam_cluster::{SecretNamespaces, connect, observer::NoopStepObserver};
 use cofferdam_controllers::{
     AttachDetachSettings, AttacherSettings, CallSettings, ControllerManager, ControllerManagerError,
     Dependencies, NodeDeployment, ProvisionerSettings, ResizerSettings, Settings, SnapshotSettings,
@@ -306,6 +306,10 @@ fn create_controller_manager(
 ) -> Result<Arc<ControllerManager>, CommandError> {
     warn_if_namespace_missing(&cluster);
     report_old_cluster(&cluster);
+    // The processes of nodes are many, and only some of them have work.
+    if configuration.node_name.is_none() {
+        tokio::spawn(connect::keep_open(cluster.client.clone()));
+    }
     let roles = &configuration.role.cluster;
     tracing::info!(api = %cluster.url, namespace = %cluster.namespace, ?roles, "starting");
     let dependencies = Dependencies {
