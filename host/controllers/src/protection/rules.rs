@@ -33,15 +33,14 @@ pub fn decide_volume(volume: &Volume, is_provisioned_here: bool) -> FinalizerVer
     let verdict = decide(&volume.meta, names::PV_PROTECTION, volume.phase == VolumePhase::Bound);
     let is_reclaimed_here = is_provisioned_here && volume.phase == VolumePhase::Released;
     let has_provisioner_finalizer = volume.meta.finalizer_index(names::PROVISIONER_FINALIZER).is_some();
-    match verdict {
-        FinalizerVerdict::Remove(_) if is_reclaimed_here && has_provisioner_finalizer => {
-            FinalizerVerdict::NoAction("waiting for the provisioner's finalizer")
-        }
-        FinalizerVerdict::Add if is_reclaimed_here && volume.reclaim_policy == ReclaimPolicy::Delete => {
-            FinalizerVerdict::NoAction("the provisioner deletes the volume")
-        }
-        _ => verdict,
+    if matches!(verdict, FinalizerVerdict::Remove(_)) && is_reclaimed_here && has_provisioner_finalizer {
+        return FinalizerVerdict::NoAction("waiting for the provisioner's finalizer");
     }
+    let is_deleted_here = is_reclaimed_here && volume.reclaim_policy == ReclaimPolicy::Delete;
+    if verdict == FinalizerVerdict::Add && is_deleted_here {
+        return FinalizerVerdict::NoAction("the provisioner deletes the volume");
+    }
+    verdict
 }
 
 /// Returns the index of the protection finalizer in the list of a PersistentVolume that is being deleted, or

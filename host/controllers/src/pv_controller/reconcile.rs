@@ -289,12 +289,12 @@ impl PvController {
         second: ClaimEffect,
     ) -> Result<(), ApiError> {
         // The reconcile of the volume does not repeat the write of the phase meanwhile.
-        let volume = match &first {
-            ClaimEffect::MarkVolumeBound(volume) => Some(volume.name.clone()),
-            _ => None,
-        };
         let enqueue = |claim| self.claims.add(claim);
-        let _lock = volume.and_then(|name| self.volume_locks.try_acquire(&name, &claim.key, enqueue));
+        let _lock = if let ClaimEffect::MarkVolumeBound(volume) = &first {
+            self.volume_locks.try_acquire(&volume.name, &claim.key, enqueue)
+        } else {
+            None
+        };
         let (first, second) =
             tokio::join!(self.perform(recorder, claim, first), self.perform(recorder, claim, second));
         first.and(second)
