@@ -10,6 +10,7 @@ use bytes::BytesMut;
 use cofferdam_domain::ids::ResourceVersion;
 use http_body_util::BodyExt;
 use kube::core::Status;
+use memchr::memchr;
 use serde::Deserialize;
 use serde_json::value::RawValue;
 use tokio_util::sync::CancellationToken;
@@ -319,6 +320,8 @@ impl<K: Indexed> Reflector<'_, K> {
         };
         let mut buffer = BytesMut::new();
         let mut is_empty = true;
+        // Length of the buffer's part without a line break.
+        let mut searched = 0;
         loop {
             let frame = match body.frame().await {
                 None if is_empty => return WatchEnd::Uncertain,
@@ -330,15 +333,17 @@ impl<K: Indexed> Reflector<'_, K> {
                 is_empty &= data.is_empty();
                 buffer.extend_from_slice(&data);
             }
-            while let Some(end) = buffer.iter().position(|byte| *byte == b'\n') {
-                let line = buffer.split_to(end + 1);
+            while let Some(end) = memchr(b'\n', buffer.get(searched..).unwrap_or_default()) {
+                let line = buffer.split_to(searched + end + 1);
+                searched = 0;
                 if let Err(ended) = self.handle_event(&line, version) {
                     return ended;
                 }
             }
-            if buffer.len() > MAX_EVENT_BYTES {
+            searched = buffer.len();
+            if searched > MAX_EVENT_BYTES {
                 let message =
-                    format!("a watch event has {} bytes: expected at most {MAX_EVENT_BYTES}", buffer.len());
+                    format!("a watch event has {searched} bytes: expected at most {MAX_EVENT_BYTES}");
                 return ApiError::invalid_response(K::RESOURCE.plural, message).into();
             }
         }

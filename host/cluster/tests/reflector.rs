@@ -6,7 +6,14 @@ mod common;
 #[path = "../../controllers/tests/log_collector/mod.rs"]
 mod log_collector;
 
-use std::{sync::Arc, time::Duration};
+use std::{
+    convert::Infallible,
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+    },
+    time::Duration,
+};
 
 use cofferdam_apiserver::ApiServer;
 use cofferdam_cluster::{
@@ -18,6 +25,7 @@ use cofferdam_cluster::{
 };
 use cofferdam_domain::{Claim, ClaimKey, VolumeAttributesClass, names};
 use common::{FaultyApi, ListRequest, api, call};
+use futures::{StreamExt as _, stream};
 use http::Method;
 use log_collector::LogCollector;
 use serde_json::{Value, json};
@@ -311,7 +319,7 @@ async fn a_list_with_an_object_without_a_name_removes_no_object() {
                 false => lists.lock().unwrap().pop_front().unwrap(),
             };
             let body = http_body_util::Full::new(bytes::Bytes::from(body));
-            Ok::<_, std::convert::Infallible>(http::Response::new(body))
+            Ok::<_, Infallible>(http::Response::new(body))
         }
     });
     let client = kube::Client::new(service, "default");
@@ -324,4 +332,72 @@ async fn a_list_with_an_object_without_a_name_removes_no_object() {
     }
     reflector.stop.cancel();
     assert_eq!(reflector.task.await.unwrap(), Ok(()));
+}
+
+/// Serves one claim until a watch has sent `bad_events`, and then another claim as well: in lists, and in the
+/// next watch.
+fn api_with_bad_events(bad_events: &'static [u8]) -> kube::Client {
+    let watches = Arc::new(AtomicUsize::new(0));
+    let service = tower::service_fn(move |request: http::Request<kube::client::Body>| {
+        let watches = Arc::clone(&watches);
+        async move {
+            let is_watch = request.uri().query().is_some_and(|query| query.contains("watch=true"));
+            let ended = watches.fetch_add(usize::from(is_watch), Ordering::Relaxed);
+            let (old, new) = (versioned_claim("old", 1), versioned_claim("new", 3));
+            let frames: Vec<bytes::Bytes> = match (is_watch, ended) {
+                (true, 0) => bad_events.chunks(64 << 10).map(bytes::Bytes::from_static).collect(),
+                (true, _) => vec![format!("{}\n", json!({"type": "ADDED", "object": new})).into()],
+                (false, 0) => vec![list_body(2, &[old]).into()],
+                (false, _) => vec![list_body(4, &[old, new]).into()],
+            };
+            let frames =
+                stream::iter(frames.into_iter().map(hyper::body::Frame::data).map(Ok::<_, Infallible>));
+            // The watch after the bad one stays open.
+            let rest = if is_watch && ended > 0 {
+                stream::pending().left_stream()
+            } else {
+                stream::empty().right_stream()
+            };
+            Ok::<_, Infallible>(http::Response::new(http_body_util::StreamBody::new(frames.chain(rest))))
+        }
+    });
+    kube::Client::new(service, "default")
+}
+
+#[tokio::test(start_paused = true)]
+async fn bad_watch_events_cause_another_watch_or_list_and_lose_no_object() {
+    static LARGE: [u8; (8 << 20) + 1] = [b'x'; (8 << 20) + 1];
+    let invalid = "invalid response of the API server for persistentvolumeclaims: ";
+    #[rustfmt::skip] // one row a case
+    let cases: [(&str, &[u8], &str); 6] = [
+        ("a truncated event", br#"{"type":"ADDED","object":{"metadata":{"na"#, "it ended immediately"),
+        ("a truncated event with a line break", b"{\"type\":\"ADDED\",\"object\":{\n", invalid),
+        ("an event without an object", b"{\"type\":\"ADDED\"}\n", invalid),
+        ("a text", b"<html>502 Bad Gateway</html>\n", invalid),
+        ("a protobuf event", b"\0\0\0\x1a\n\x05ADDED\x12\x11k8s\0\n\x0b\n\x02v1\x12\x05Claim\n", invalid),
+        ("an event of more than 8 MiB", &LARGE, "a watch event has 8388609 bytes: expected at most 8388608"),
+    ];
+    for (case, bad_events, expected) in cases {
+        let log = LogCollector::default();
+        let _guard = tracing::subscriber::set_default(log.clone());
+        let writer = Writer::new(api_with_bad_events(bad_events), Arc::default(), Metrics::default());
+        let claims = &writer.cache().claims;
+        let deletions = Arc::new(AtomicUsize::new(0));
+        let counter = Arc::clone(&deletions);
+        claims.subscribe(move |change| {
+            counter.fetch_add(usize::from(change.new.is_none()), Ordering::Relaxed);
+        });
+        let reflector = start_reflector_with::<Claim>(writer.clone());
+        claims.wait_synced().await;
+        tokio::time::sleep(Duration::from_secs(60)).await;
+        for name in ["old", "new"] {
+            assert!(matches!(claims.get(&key(name)), Lookup::Found(_)), "{case}: claim {name}");
+        }
+        assert_eq!(deletions.load(Ordering::Relaxed), 0, "{case}");
+        let text = log.text();
+        let failure = text.lines().find(|line| line.contains("watch failed")).unwrap_or_default();
+        assert!(failure.contains(expected), "{case}: {text}");
+        reflector.stop.cancel();
+        assert_eq!(reflector.task.await.unwrap(), Ok(()));
+    }
 }
