@@ -78,7 +78,7 @@ impl ResponseLimits {
         }
         let Some(owner) = &status.owner else { return Ok(()) };
         check_text("the owner's cluster", owner.cluster_id.as_str(), 0, MAX_OWNER_FIELD)?;
-        check_text("the owner's claim", owner.claim_uid.as_str(), 0, MAX_OWNER_FIELD)?;
+        check_text("the owner's claim", &owner.claim_uid.to_string(), 0, MAX_OWNER_FIELD)?;
         check_text("the owner's volume", owner.pv_name.as_str(), 0, MAX_OWNER_FIELD)
     }
 
@@ -125,7 +125,7 @@ impl ResponseLimits {
         }
         if let Some(owner) = &snapshot.owner {
             check_text("the owner's cluster", owner.cluster_id.as_str(), 0, MAX_OWNER_FIELD)?;
-            check_text("the owner's snapshot", owner.snapshot_uid.as_str(), 0, MAX_OWNER_FIELD)?;
+            check_text("the owner's snapshot", &owner.snapshot_uid.to_string(), 0, MAX_OWNER_FIELD)?;
             check_text("the owner's content", &owner.content_name, 0, MAX_OWNER_FIELD)?;
         }
         check_signed("the snapshot's creation time", snapshot.created_at_ms, "ms", 0)?;

@@ -589,7 +589,7 @@ async fn a_confirmation_is_removed_with_its_intent() {
         let shard = get(&api, SHARD_PATH).await;
         assert_eq!(entry.confirmation.as_deref(), Some("the array is gone"));
         assert_eq!(*entry.config_map.name, *"cofferdam-intents-drv-0");
-        assert_eq!(entry.config_map.uid.as_str(), shard["metadata"]["uid"]);
+        assert_eq!(entry.config_map.uid.to_string(), shard["metadata"]["uid"]);
         journal.remove_confirmed(&"a".into());
         journal.write(intent("a")).await.unwrap();
         let entry = journal.read_entry(&"a".into()).await.unwrap().unwrap();

@@ -7,6 +7,7 @@ use std::{fmt, str::FromStr, sync::Arc};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 use crate::string_map::StringMap;
+pub use crate::uid::Uid;
 
 /// Serialization of `Arc<str>`. Serde's own needs its feature `rc`, which would be enabled for all crates.
 mod arc_str {
@@ -77,10 +78,6 @@ macro_rules! name {
     };
 }
 
-name!(
-    /// `metadata.uid`. A recreated object of the same name has another uid.
-    Uid
-);
 name!(
     /// Name of a PersistentVolume.
     VolumeName
@@ -270,12 +267,6 @@ pub struct ObjectMeta {
     /// other kinds: their labels are not read, and those of a Node are in
     /// [`Node::labels`](crate::Node::labels).
     pub labels: StringMap,
-}
-
-impl Default for Uid {
-    fn default() -> Self {
-        Self::new("")
-    }
 }
 
 impl ObjectMeta {

@@ -18,6 +18,7 @@ pub mod storage;
 pub mod string_map;
 pub mod term;
 pub mod text;
+pub mod uid;
 pub mod volume;
 pub mod volume_attachment;
 pub mod volume_snapshot;

@@ -76,7 +76,7 @@ fn topology(requirement: TopologyRequirement) -> wit::TopologyRequirement {
 fn owner(owner: VolumeOwner) -> wit::Owner {
     wit::Owner {
         cluster_id: owner.cluster_id.as_str().to_owned(),
-        claim_uid: owner.claim_uid.as_str().to_owned(),
+        claim_uid: owner.claim_uid.to_string(),
         pv_name: owner.pv_name.as_str().to_owned(),
         reclaim_policy: match owner.reclaim_policy {
             // Kubernetes' Recycle keeps the volume; a volume with an unknown policy must not be deleted.
@@ -91,7 +91,7 @@ fn owner(owner: VolumeOwner) -> wit::Owner {
 fn snapshot_owner(owner: SnapshotOwner) -> wit::SnapshotOwner {
     wit::SnapshotOwner {
         cluster_id: owner.cluster_id.as_str().to_owned(),
-        snapshot_uid: owner.snapshot_uid.as_str().to_owned(),
+        snapshot_uid: owner.snapshot_uid.to_string(),
         content_name: owner.content_name,
         reclaim_policy: if owner.retain { wit::ReclaimPolicy::Retain } else { wit::ReclaimPolicy::Delete },
     }

@@ -361,9 +361,9 @@ impl Journal {
             .iter()
             .filter_map(|(uid, change)| match (change, version) {
                 (ShardChange::Put { json, .. } | ShardChange::Replace(Replacement { json, .. }), _) => {
-                    Some((uid.as_str().to_owned(), json!(json)))
+                    Some((uid.to_string(), json!(json)))
                 }
-                (ShardChange::Remove(_), Some(_)) => Some((uid.as_str().to_owned(), Value::Null)),
+                (ShardChange::Remove(_), Some(_)) => Some((uid.to_string(), Value::Null)),
                 // The ConfigMap does not exist, so there is nothing to remove.
                 (ShardChange::Remove(_), None) => None,
             })

@@ -40,7 +40,7 @@ impl ForeignChange {
             .iter_mut()
             .filter(|(uid, tracked)| tracked.durable && tracked.shard == index && !own_writes.contains(*uid));
         for (uid, tracked) in known {
-            match data.and_then(|data| data.get(uid.as_str())) {
+            match data.and_then(|data| data.get(&uid.to_string())) {
                 None if std::mem::replace(&mut tracked.is_removal_reported, true) => continue,
                 None => change.removed.insert(uid.clone()),
                 Some(json)
@@ -77,7 +77,7 @@ impl fmt::Display for ForeignChange {
         let kinds = [("removed", &self.removed), ("replaced", &self.replaced), ("added", &self.added)];
         let mut separator = "";
         for (verb, uids) in kinds.into_iter().filter(|(_, uids)| !uids.is_empty()) {
-            let named: Vec<&str> = uids.iter().take(MAX_NAMED).map(Uid::as_str).collect();
+            let named: Vec<String> = uids.iter().take(MAX_NAMED).map(Uid::to_string).collect();
             write!(f, "{separator}{verb} {} (claim uids {}", uids.len(), named.join(", "))?;
             f.write_str(if uids.len() > MAX_NAMED { ", …)" } else { ")" })?;
             separator = ", ";

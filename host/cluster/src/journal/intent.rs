@@ -132,7 +132,7 @@ pub(super) enum InvalidIntent {
 /// The JSON of an intent, and its size in a ConfigMap with its key.
 pub(super) fn encode(intent: &Intent) -> Result<(String, usize), JournalError> {
     let json = serde_json::to_string(intent).map_err(|error| JournalError::Refused(error.to_string()))?;
-    let size = json.len() + intent.claim_uid.as_str().len();
+    let size = json.len() + intent.claim_uid.to_string().len();
     if size > MAX_SHARD_BYTES {
         return Err(JournalError::Refused(format!(
             "the request has {size} bytes: a journal shard holds at most {MAX_SHARD_BYTES}"
@@ -156,7 +156,7 @@ pub(super) fn validate(
     driver: &DriverName,
     node: Option<&NodeName>,
 ) -> Result<Intent, InvalidIntent> {
-    if intent.claim_uid.as_str() != uid {
+    if intent.claim_uid != Uid::from(uid) {
         return Err(InvalidIntent::ClaimUid { found: intent.claim_uid, expected: uid.into() });
     }
     if intent.driver != *driver {

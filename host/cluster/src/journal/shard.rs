@@ -113,7 +113,7 @@ impl Journal {
                 serde_json::from_str::<Intent>(json)
                     .is_ok_and(|intent| intent.request.name == volume.as_str())
             };
-            if data.contains_key(claim.as_str()) || data.values().any(has_volume_name) {
+            if data.contains_key(&claim.to_string()) || data.values().any(has_volume_name) {
                 return Ok(true);
             }
         }
@@ -475,7 +475,8 @@ impl Journal {
         if contents.is_some_and(|contents| contents.version < highest) {
             return;
         }
-        let is_stored = |uid: &Uid| contents.is_some_and(|contents| contents.data.contains_key(uid.as_str()));
+        let is_stored =
+            |uid: &Uid| contents.is_some_and(|contents| contents.data.contains_key(&uid.to_string()));
         let removed: Vec<Uid> = state
             .intents
             .iter()

@@ -19,7 +19,7 @@ pub(crate) type LabelledMeta = Meta<LabelPolicy>;
 pub(crate) struct Meta<L = NoLabels> {
     name: OwnedStr,
     namespace: InternedStr,
-    uid: Option<OwnedStr>,
+    uid: Option<Uid>,
     resource_version: Option<Box<str>>,
     pub(crate) deletion_timestamp: Option<Box<str>>,
     pub(crate) deletion_grace_period_seconds: Option<i64>,
@@ -32,7 +32,7 @@ pub(crate) struct Meta<L = NoLabels> {
 
 #[derive(Deserialize)]
 struct OwnerReference {
-    uid: OwnedStr,
+    uid: Uid,
     controller: Option<bool>,
 }
 
@@ -50,17 +50,17 @@ impl<L> Meta<L> {
     /// Uid of the owner reference with `controller: true`; `None` if there is none.
     pub(crate) fn controller(&self) -> Option<Uid> {
         let mut owners = self.owner_references.iter().flatten();
-        owners.find(|owner| owner.controller == Some(true)).map(|owner| Uid::new(Arc::clone(&owner.uid.0)))
+        owners.find(|owner| owner.controller == Some(true)).map(|owner| owner.uid.clone())
     }
 
     /// Uids of the owner references.
     pub(crate) fn owners(&self) -> impl Iterator<Item = Uid> {
-        self.owner_references.iter().flatten().map(|owner| Uid::new(Arc::clone(&owner.uid.0)))
+        self.owner_references.iter().flatten().map(|owner| owner.uid.clone())
     }
 
     /// `uid`; empty if absent.
     pub(crate) fn uid(&self) -> Uid {
-        self.uid.as_ref().map_or_else(Uid::default, |uid| Uid::new(Arc::clone(&uid.0)))
+        self.uid.clone().unwrap_or_default()
     }
 
     /// `resourceVersion`; 0 if absent.

@@ -136,7 +136,7 @@ impl Kind for Volume {
         struct Reference {
             namespace: InternedStr,
             name: OwnedStr,
-            uid: Option<OwnedStr>,
+            uid: Option<Uid>,
         }
         impl Reference {
             fn into_secret(self) -> Box<SecretRef> {
@@ -194,7 +194,7 @@ impl Kind for Volume {
             ),
             claim_ref: spec.claim_ref.map(|r| ClaimRef {
                 key: ClaimKey::new(r.namespace.0, r.name.0),
-                uid: r.uid.filter(|uid| !uid.0.is_empty()).map(|uid| Uid::new(uid.0)),
+                uid: r.uid.filter(|uid| !uid.is_empty()),
             }),
             mount_options: spec.mount_options.unwrap_or_default(),
             node_affinity_terms: spec

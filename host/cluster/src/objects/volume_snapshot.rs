@@ -161,7 +161,7 @@ impl Kind for VolumeSnapshotContent {
         struct Reference {
             namespace: InternedStr,
             name: OwnedStr,
-            uid: Option<OwnedStr>,
+            uid: Option<Uid>,
         }
         #[derive(Deserialize)]
         #[serde(rename_all = "camelCase")]
@@ -183,7 +183,7 @@ impl Kind for VolumeSnapshotContent {
                     spec.volume_snapshot_ref.namespace.0,
                     spec.volume_snapshot_ref.name.0,
                 ),
-                uid: spec.volume_snapshot_ref.uid.filter(is_set).map(|uid| Uid::new(uid.0)),
+                uid: spec.volume_snapshot_ref.uid.filter(|uid| !uid.is_empty()),
             },
             deletion_policy: deletion_policy("spec.deletionPolicy", &spec.deletion_policy)?,
             driver: DriverName::new(spec.driver.0),

@@ -8,7 +8,7 @@ pub(super) const VOL_DATA_FILE: &str = "vol_data.json";
 
 /// The volume handle of an inline volume. `volume` is its name in the pod.
 pub(super) fn inline_handle(pod: &Uid, volume: &str) -> String {
-    format!("csi-{}", sha256_hex([pod.as_str(), volume]))
+    format!("csi-{}", sha256_hex([&*pod.to_string(), volume]))
 }
 
 /// The paths of one volume on a node.

@@ -96,7 +96,7 @@ fn check_no_secret_in_snapshot(snapshot: &Snapshot, redactor: &Redactor) -> Resu
     }
     let Some(owner) = &snapshot.owner else { return Ok(()) };
     checks::check_no_secret_in_id("the owner's cluster", owner.cluster_id.as_str(), redactor)?;
-    checks::check_no_secret_in_id("the owner's snapshot", owner.snapshot_uid.as_str(), redactor)?;
+    checks::check_no_secret_in_id("the owner's snapshot", &owner.snapshot_uid.to_string(), redactor)?;
     checks::check_no_secret_in_id("the owner's content", &owner.content_name, redactor)
 }
 
@@ -109,7 +109,7 @@ fn check_no_secret_in_status(status: &VolumeStatus, redactor: &Redactor) -> Resu
     }
     let Some(owner) = &status.owner else { return Ok(()) };
     checks::check_no_secret_in_id("the owner's cluster", owner.cluster_id.as_str(), redactor)?;
-    checks::check_no_secret_in_id("the owner's claim", owner.claim_uid.as_str(), redactor)?;
+    checks::check_no_secret_in_id("the owner's claim", &owner.claim_uid.to_string(), redactor)?;
     checks::check_no_secret_in_id("the owner's volume", owner.pv_name.as_str(), redactor)
 }
 

@@ -31,8 +31,8 @@ fn an_owner_flag_needs_cluster_claim_and_volume() {
         .owner;
     let owner = owner.unwrap();
     assert_eq!(
-        (owner.cluster_id.as_str(), owner.claim_uid.as_str(), owner.pv_name.as_str()),
-        ("c", "u", "pvc-u")
+        (owner.cluster_id.as_str(), &owner.claim_uid, owner.pv_name.as_str()),
+        ("c", &"u".into(), "pvc-u")
     );
     assert_eq!(owner.reclaim_policy, ReclaimPolicy::Retain);
     let owner = parse_create_request(&["--owner", "volume=v,claim=u,cluster=c"]).unwrap().owner.unwrap();
@@ -55,8 +55,8 @@ fn a_snapshot_owner_flag_needs_cluster_snapshot_and_content() {
         |text: &str| parse(&["--snapshot-owner", text]).map(|mut flags| flags.snapshot_owner().unwrap());
     let retained = owner("cluster=c,snapshot=u,content=snapcontent-u,deletion-policy=retain").unwrap();
     assert_eq!(
-        (retained.cluster_id.as_str(), retained.snapshot_uid.as_str(), retained.content_name.as_str()),
-        ("c", "u", "snapcontent-u")
+        (retained.cluster_id.as_str(), &retained.snapshot_uid, retained.content_name.as_str()),
+        ("c", &"u".into(), "snapcontent-u")
     );
     assert!(retained.retain);
     assert!(!owner("content=n,snapshot=u,cluster=c").unwrap().retain);

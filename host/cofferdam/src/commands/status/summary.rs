@@ -532,7 +532,7 @@ impl<'a> StatusBuilder<'a> {
             self.objects.claims.iter().filter_map(|claim| claim.metadata.uid.as_deref()).collect();
         let can_list_claims = !self.objects.forbidden.contains(&"persistentvolumeclaims");
         for intent in &shard.intents {
-            if !can_list_claims || claims.contains(intent.claim_uid.as_str()) {
+            if !can_list_claims || claims.contains(&*intent.claim_uid.to_string()) {
                 continue;
             }
             let (namespace, claim) = (&intent.claim_namespace, &intent.claim_name);

@@ -276,10 +276,10 @@ fn the_request_is_built_from_claim_and_class() {
     assert_eq!(capability.access_type, expected);
     let owner = intent.request.owner.as_ref().unwrap();
     assert_eq!(
-        (owner.cluster_id.as_str(), owner.claim_uid.as_str(), owner.pv_name.as_str()),
-        ("cluster", UID, "pvc-1234")
+        (owner.cluster_id.as_str(), &owner.claim_uid, owner.pv_name.as_str()),
+        ("cluster", &UID.into(), "pvc-1234")
     );
-    assert_eq!((intent.class.name.as_str(), intent.class.uid.as_str()), ("gold", "class-uid"));
+    assert_eq!((intent.class.name.as_str(), &intent.class.uid), ("gold", &"class-uid".into()));
     let json = serde_json::to_string(&*intent).unwrap();
     assert_eq!(
         serde_json::from_str::<Intent>(&json).unwrap(),

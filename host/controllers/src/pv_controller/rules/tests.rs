@@ -268,9 +268,9 @@ fn show_volume(volume: &Volume) -> String {
     let reference = match &volume.claim_ref {
         None => "-",
         Some(r) if *r.key.name == *"other" => "oth",
-        Some(r) => match r.uid.as_ref().map(Uid::as_str) {
+        Some(r) => match &r.uid {
             None => "me/0",
-            Some(CLAIM_UID) => "me",
+            Some(uid) if *uid == CLAIM_UID.into() => "me",
             Some(_) => "me/x",
         },
     };

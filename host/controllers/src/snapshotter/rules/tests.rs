@@ -266,8 +266,8 @@ fn the_request_has_name_parameters_and_owner() {
     ];
     assert_eq!(parameters, expected);
     let owner = request.owner.unwrap();
-    let found = (owner.cluster_id.as_str(), owner.snapshot_uid.as_str(), owner.content_name.as_str());
-    assert_eq!((found, owner.retain), (("cluster", "s-uid-1", "content"), false));
+    let found = (owner.cluster_id.as_str(), &owner.snapshot_uid, owner.content_name.as_str());
+    assert_eq!((found, owner.retain), (("cluster", &"s-uid-1".into(), "content"), false));
 }
 
 #[test]
