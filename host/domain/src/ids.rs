@@ -258,7 +258,7 @@ pub struct ObjectMeta {
     /// `metadata.creationTimestamp` in milliseconds since the Unix epoch; 0 if absent.
     pub created_ms: i64,
     /// `metadata.finalizers` in order, because a JSON patch removes an element by index.
-    pub finalizers: Box<[Arc<str>]>,
+    pub finalizers: Arc<[Arc<str>]>,
     /// Those entries of `metadata.annotations` that
     /// [`CACHED_ANNOTATIONS`](crate::names::CACHED_ANNOTATIONS) names.
     pub annotations: StringMap,

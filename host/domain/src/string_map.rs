@@ -4,10 +4,11 @@
 use std::{collections::BTreeMap, sync::Arc};
 
 /// A map of strings, stored as a sorted slice without spare capacity. The cache of API objects has the
-/// annotations and labels of most objects, usually with at most one entry, and the smallest non-empty
-/// `BTreeMap` takes 400 bytes. Strings are reference-counted, because most occur in many objects.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct StringMap(Box<[(Arc<str>, Arc<str>)]>);
+/// annotations and labels of most objects, usually with a few entries, and the smallest non-empty `BTreeMap`
+/// takes 400 bytes. Strings are reference-counted, because most occur in many objects. So is the slice: many
+/// objects have equal annotations. Clones share it.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
+pub struct StringMap(Arc<[(Arc<str>, Arc<str>)]>);
 
 impl StringMap {
     /// The value of a name.
@@ -26,13 +27,18 @@ impl StringMap {
         self.0.iter().map(|(name, value)| (&**name, &**value))
     }
 
+    /// Number of clones of this map, including itself.
+    pub fn reference_count(&self) -> usize {
+        Arc::strong_count(&self.0)
+    }
+
     /// Number of entries.
-    pub const fn len(&self) -> usize {
+    pub fn len(&self) -> usize {
         self.0.len()
     }
 
     /// Returns `true` if the map is empty.
-    pub const fn is_empty(&self) -> bool {
+    pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
 }

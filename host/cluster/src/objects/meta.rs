@@ -7,7 +7,10 @@ use serde::Deserialize;
 
 use super::{
     DecodeError,
-    strings::{AnnotationPolicy, InternPolicy, InternedMap, InternedStr, LabelPolicy, NoLabels, OwnedStr},
+    strings::{
+        AnnotationPolicy, InternPolicy, InternedMap, InternedStr, LabelPolicy, NoLabels, OwnedStr,
+        intern_list,
+    },
 };
 
 /// `metadata` on the wire, of a kind whose labels are read.
@@ -89,7 +92,7 @@ impl<L> Meta<L> {
             resource_version: version,
             deleting: self.deletion_timestamp.is_some(),
             created_ms,
-            finalizers: self.finalizers.into_iter().flatten().map(|finalizer| finalizer.0).collect(),
+            finalizers: intern_list(self.finalizers.into_iter().flatten().map(|name| name.0).collect()),
             annotations: self.annotations.unwrap_or_default().map,
             labels: self.labels.unwrap_or_default().map,
         })

@@ -1,11 +1,15 @@
-//! Reference-counted strings of decoded objects. Strings that many objects share are interned.
+//! Reference-counted strings, lists and maps of decoded objects. Values that many objects share are interned.
 //!
-//! Ten thousand objects share a few hundred driver names, namespaces and annotation keys. Strings of one
-//! object, the values of driver data and strings longer than [`MAX_INTERNED_BYTES`] are not interned.
+//! Ten thousand objects share a few hundred driver names, namespaces and annotation keys, and a few dozen
+//! lists of finalizers and maps of annotations. Strings of one object, the values of driver data, strings
+//! longer than [`MAX_INTERNED_BYTES`] and collections with more than [`MAX_INTERNED_ENTRIES`] entries are not
+//! interned.
 
 use std::{
+    borrow::Borrow,
     collections::HashSet,
     fmt,
+    hash::Hash,
     marker::PhantomData,
     sync::{Arc, LazyLock},
 };
@@ -19,42 +23,89 @@ use serde::{
 
 /// Maximum length of an interned string in bytes: the limit of Kubernetes names.
 const MAX_INTERNED_BYTES: usize = 253;
+/// Maximum number of entries of an interned list or map. It bounds the memory of unreferenced ones.
+const MAX_INTERNED_ENTRIES: usize = 8;
 
-/// Minimum number of interned strings before unreferenced ones are removed.
+/// Minimum number of interned values before unreferenced ones are removed.
 const MIN_SWEEP_SIZE: usize = 1_024;
 
-static INTERNER: LazyLock<Mutex<Interner>> = LazyLock::new(Mutex::default);
+static STRINGS: LazyLock<Mutex<Interner<Arc<str>>>> = LazyLock::new(Mutex::default);
+static LISTS: LazyLock<Mutex<Interner<Arc<[Arc<str>]>>>> = LazyLock::new(Mutex::default);
+static MAPS: LazyLock<Mutex<Interner<StringMap>>> = LazyLock::new(Mutex::default);
 
-/// The interned strings.
-struct Interner {
-    strings: HashSet<Arc<str>>,
+/// A reference-counted value.
+trait Interned: Clone + Eq + Hash {
+    /// Number of references to the value.
+    fn reference_count(&self) -> usize;
+}
+
+impl<T: Eq + Hash + ?Sized> Interned for Arc<T> {
+    fn reference_count(&self) -> usize {
+        Arc::strong_count(self)
+    }
+}
+
+impl Interned for StringMap {
+    fn reference_count(&self) -> usize {
+        Self::reference_count(self)
+    }
+}
+
+/// The interned values of one type.
+struct Interner<T> {
+    values: HashSet<T>,
     sweep_at: usize,
 }
 
-impl Default for Interner {
+impl<T> Default for Interner<T> {
     fn default() -> Self {
-        Self { strings: HashSet::new(), sweep_at: MIN_SWEEP_SIZE }
+        Self { values: HashSet::new(), sweep_at: MIN_SWEEP_SIZE }
     }
 }
 
-impl Interner {
-    fn intern(&mut self, text: &str) -> Arc<str> {
-        if text.len() > MAX_INTERNED_BYTES {
-            return text.into();
+impl<T: Interned> Interner<T> {
+    /// The interned value that equals `value`; that of `create` if there is none.
+    fn intern<Q: Eq + Hash + ?Sized>(&mut self, value: &Q, create: impl FnOnce(&Q) -> T) -> T
+    where
+        T: Borrow<Q>,
+    {
+        if let Some(interned) = self.values.get(value) {
+            return interned.clone();
         }
-        if let Some(interned) = self.strings.get(text) {
-            return Arc::clone(interned);
-        }
-        if self.strings.len() >= self.sweep_at {
-            self.strings.retain(|text| Arc::strong_count(text) > 1);
+        if self.values.len() >= self.sweep_at {
+            self.values.retain(|value| value.reference_count() > 1);
             // The next sweep is at twice the size, which makes the amortized cost constant.
-            self.sweep_at = MIN_SWEEP_SIZE.max(self.strings.len() * 2);
-            self.strings.shrink_to(self.sweep_at);
+            self.sweep_at = MIN_SWEEP_SIZE.max(self.values.len() * 2);
+            self.values.shrink_to(self.sweep_at);
         }
-        let interned: Arc<str> = text.into();
-        self.strings.insert(Arc::clone(&interned));
+        let interned = create(value);
+        self.values.insert(interned.clone());
         interned
     }
+}
+
+fn intern(text: &str) -> Arc<str> {
+    if text.len() > MAX_INTERNED_BYTES {
+        text.into()
+    } else {
+        STRINGS.lock().intern(text, |text| text.into())
+    }
+}
+
+/// Interns a list of strings.
+pub(super) fn intern_list(list: Vec<Arc<str>>) -> Arc<[Arc<str>]> {
+    if list.len() > MAX_INTERNED_ENTRIES || list.iter().any(|text| text.len() > MAX_INTERNED_BYTES) {
+        return list.into();
+    }
+    LISTS.lock().intern(&*list, |list| list.into())
+}
+
+fn intern_map(map: StringMap) -> StringMap {
+    let is_long = |(name, value): (&str, &str)| name.len().max(value.len()) > MAX_INTERNED_BYTES;
+    if map.len() > MAX_INTERNED_ENTRIES || map.iter().any(is_long) {
+        return map;
+    }
+    MAPS.lock().intern(&map, StringMap::clone)
 }
 
 /// A string that is not interned.
@@ -67,7 +118,7 @@ pub(crate) struct InternedStr(pub(crate) Arc<str>);
 
 impl InternedStr {
     fn intern(text: &str) -> Self {
-        Self(INTERNER.lock().intern(text))
+        Self(intern(text))
     }
 }
 
@@ -101,7 +152,7 @@ impl<'de> Deserialize<'de> for InternedStr {
 /// Selects the entries of a map that are kept, and whether their values are interned. The names of kept
 /// entries are interned. Nothing of a skipped entry is kept, not even in the interner.
 pub(crate) trait InternPolicy {
-    /// True if values are interned.
+    /// True if values are interned, and the map itself.
     const INTERNS_VALUES: bool;
 
     /// Returns `true` if the entry of this name is skipped.
@@ -201,7 +252,8 @@ impl<'de, S: InternPolicy> Visitor<'de> for InternedMap<S> {
                 Some(name) => entries.push((name, map.next_value::<OwnedStr>()?.0)),
             }
         }
-        Ok(Self { map: entries.into_iter().collect(), ..self })
+        let map = entries.into_iter().collect();
+        Ok(Self { map: if S::INTERNS_VALUES { intern_map(map) } else { map }, ..self })
     }
 }
 
@@ -217,32 +269,55 @@ mod tests {
 
     #[test]
     fn equal_strings_are_interned_once() {
-        let mut interner = Interner::default();
-        let (a, again, other) = (interner.intern("a"), interner.intern("a"), interner.intern("b"));
+        let mut interner = Interner::<Arc<str>>::default();
+        let [a, again, other] = ["a", "a", "b"].map(|text| interner.intern(text, |text| text.into()));
         assert!(Arc::ptr_eq(&a, &again) && *a == *"a" && *other == *"b");
+        assert_eq!(interner.values.len(), 2);
         let long = "x".repeat(MAX_INTERNED_BYTES + 1);
-        assert!(!Arc::ptr_eq(&interner.intern(&long), &interner.intern(&long)), "long text is not interned");
-        assert_eq!(interner.strings.len(), 2);
+        assert!(!Arc::ptr_eq(&intern(&long), &intern(&long)), "long text is not interned");
+    }
+
+    #[test]
+    fn equal_lists_and_maps_are_interned_once() {
+        let list = |texts: &[&str]| intern_list(texts.iter().map(|text| Arc::from(*text)).collect());
+        assert!(Arc::ptr_eq(&list(&["list a", "b"]), &list(&["list a", "b"])));
+        assert_eq!(*list(&["b", "list a"]), [Arc::from("b"), Arc::from("list a")], "the order is kept");
+        assert!(list(&[]).is_empty());
+        let (long, texts) = ("x".repeat(MAX_INTERNED_BYTES + 1), ["text"; MAX_INTERNED_ENTRIES + 1]);
+        for large in [&[&*long] as &[_], &texts] {
+            assert!(!Arc::ptr_eq(&list(large), &list(large)), "a large list is not interned");
+        }
+        let map = |value: &str| intern_map([("map a".into(), value.into())].into_iter().collect());
+        let first = map("1");
+        assert_eq!(
+            (first.reference_count(), first.get("map a")),
+            (2, Some("1")),
+            "the interner has a reference"
+        );
+        let again = map("1");
+        assert_eq!((first.reference_count(), &again), (3, &first));
+        assert_eq!(map(&long).reference_count(), 1, "a large map is not interned");
     }
 
     #[test]
     fn unreferenced_strings_are_swept_and_memory_is_released() {
-        let mut interner = Interner::default();
-        let kept = interner.intern("kept");
+        let mut interner = Interner::<Arc<str>>::default();
+        let mut intern = |text: &str| (interner.intern(text, |text| text.into()), interner.values.len());
+        let (kept, _) = intern("kept");
         for n in 0..100 * MIN_SWEEP_SIZE {
-            interner.intern(&n.to_string());
-            assert!(interner.strings.len() <= MIN_SWEEP_SIZE, "{}", interner.strings.len());
+            let (_, count) = intern(&n.to_string());
+            assert!(count <= MIN_SWEEP_SIZE, "{count}");
         }
-        assert!(Arc::ptr_eq(&kept, &interner.intern("kept")), "referenced strings are kept");
+        assert!(Arc::ptr_eq(&kept, &intern("kept").0), "referenced strings are kept");
         let referenced: Vec<_> =
-            (0..4 * MIN_SWEEP_SIZE).map(|n| interner.intern(&format!("referenced {n}"))).collect();
-        assert!(interner.strings.len() >= referenced.len());
+            (0..4 * MIN_SWEEP_SIZE).map(|n| intern(&format!("referenced {n}")).0).collect();
+        assert!(intern("kept").1 >= referenced.len());
         drop(referenced);
         for n in 0..8 * MIN_SWEEP_SIZE {
-            interner.intern(&n.to_string());
+            intern(&n.to_string());
         }
         assert!(
-            interner.strings.len() <= MIN_SWEEP_SIZE && interner.strings.capacity() <= 4 * MIN_SWEEP_SIZE,
+            interner.values.len() <= MIN_SWEEP_SIZE && interner.values.capacity() <= 4 * MIN_SWEEP_SIZE,
             "unreferenced strings and their memory are released"
         );
     }
@@ -267,7 +342,7 @@ mod tests {
 
     #[test]
     fn names_of_skipped_entries_are_not_interned() {
-        let is_interned = |text: &str| INTERNER.lock().strings.contains(text);
+        let is_interned = |text: &str| STRINGS.lock().values.contains(text);
         let (skipped, kept) = ("example.com/skipped-name", "example.com/kept-name");
         let labels = read::<LabelPolicy>(&format!(r#"{{"{kept}": "x"}}"#));
         let skipped_json = format!(r#"{{"{skipped}": "x"}}"#);
