@@ -90,7 +90,7 @@ impl ObjectReference {
     /// A reference to an object.
     pub fn from_object<K: Kind>(object: &K) -> Self {
         let key = object.key();
-        let (namespace, name) = K::key_parts(&key);
+        let (namespace, name) = K::key_parts(key);
         Self {
             resource: K::RESOURCE,
             namespace: namespace.unwrap_or_default().into(),

@@ -23,7 +23,7 @@ use crate::{
     metrics::Metrics,
     objects::{DecodeResult, Kind, decode},
     queue::ExponentialBackoff,
-    store::{CachedKind, ObjectStore, RestoreDetected},
+    store::{CachedKind, ListedObject, ObjectStore, RestoreDetected},
     writer::Writer,
 };
 
@@ -237,7 +237,7 @@ impl<K: Indexed> Reflector<'_, K> {
         let highest_seen = self.store.highest_version();
         let target = K::RESOURCE.plural;
         let mut pages = PageRequests::new(self.api(), K::RESOURCE, &self.scope, target, LIST_TIMEOUT);
-        let mut items: Vec<Option<DecodeResult<K>>> = Vec::new();
+        let mut items: Vec<Option<ListedObject<K>>> = Vec::new();
         let mut version = None;
         loop {
             let body = match pages.read_next().await {
@@ -254,7 +254,8 @@ impl<K: Indexed> Reflector<'_, K> {
             let page_version = page.version().map_err(|error| ApiError::invalid_response(target, error))?;
             // Later pages have the state of the first page.
             let version = *version.get_or_insert(page_version);
-            items.extend(page.items().map(|item| self.decode(item)));
+            let decoded = page.items().map(|item| self.decode(item));
+            items.extend(decoded.map(|item| item.map(|item| self.store.listed(item))));
             if pages.has_next() {
                 continue;
             }
@@ -269,7 +270,7 @@ impl<K: Indexed> Reflector<'_, K> {
 
     /// Applies a list. `None` is an object whose metadata cannot be decoded: it exists, but its key is not
     /// known, so a cached object that seems to be missing from the list may be this one.
-    fn apply_list(&self, items: Vec<Option<DecodeResult<K>>>, version: ResourceVersion) {
+    fn apply_list(&self, items: Vec<Option<ListedObject<K>>>, version: ResourceVersion) {
         let count = items.len();
         let decoded: Vec<_> = items.into_iter().flatten().collect();
         let dropped = count - decoded.len();
@@ -319,9 +320,9 @@ impl<K: Indexed> Reflector<'_, K> {
             Err(error) => return error.into(),
         };
         let mut buffer = BytesMut::new();
-        let mut is_empty = true;
         // Length of the buffer's part without a line break.
         let mut searched = 0;
+        let mut is_empty = true;
         loop {
             let frame = match body.frame().await {
                 None if is_empty => return WatchEnd::Uncertain,
@@ -373,11 +374,11 @@ impl<K: Indexed> Reflector<'_, K> {
                     let (key, uid, at) = match &decoded {
                         Ok(object) => (object.key(), &object.meta().uid, object.resource_version()),
                         Err(undecodable) => {
-                            (undecodable.key.clone(), &undecodable.uid, undecodable.resource_version)
+                            (&undecodable.key, &undecodable.uid, undecodable.resource_version)
                         }
                     };
                     *version = at.max(*version);
-                    self.store.delete(&key, uid, at);
+                    self.store.delete(key, uid, at);
                 }
             }
             "BOOKMARK" => {

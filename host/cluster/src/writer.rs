@@ -243,7 +243,7 @@ impl Writer {
         let finalizers: Vec<&str> =
             meta.finalizers.iter().map(AsRef::as_ref).chain(names.iter().copied()).collect();
         let patch = json!({"metadata": {"finalizers": finalizers}});
-        self.merge_patch(&object.key(), PatchTarget::Object, meta.resource_version, patch).await
+        self.merge_patch(object.key(), PatchTarget::Object, meta.resource_version, patch).await
     }
 
     /// Deletes an object and updates the cache. An object with finalizers only gets a deletionTimestamp.
@@ -487,7 +487,7 @@ impl Writer {
             // The patch removed the last finalizer of a deleted object, and thereby the object. Only a Pod in
             // its grace period exists in this state, and this function gets no Pods.
             let (key, uid) = (object.key(), &object.meta().uid);
-            K::store(&self.cache).delete_by_own_write(&key, uid, object.resource_version());
+            K::store(&self.cache).delete_by_own_write(key, uid, object.resource_version());
         } else {
             K::store(&self.cache).apply(Ok(object.clone()));
         }

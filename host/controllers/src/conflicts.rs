@@ -192,7 +192,7 @@ pub(crate) fn foreign_change<K: cofferdam_cluster::Kind>(
         Arc::new(cofferdam_cluster::decode::object::<K>(&json.to_string()).unwrap().unwrap())
     };
     let (old, new) = (old.map(read), new.map(read));
-    let key = old.as_ref().or(new.as_ref()).unwrap().key();
+    let key = old.as_ref().or(new.as_ref()).unwrap().key().clone();
     Change { key, old, new }
 }
 

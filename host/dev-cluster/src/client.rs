@@ -190,7 +190,7 @@ impl ClusterClient {
         {
             meta.insert("resourceVersion".to_owned(), json!(known.resource_version().to_string()));
         }
-        let (path, target) = path_and_target::<K>(&known.key());
+        let (path, target) = path_and_target::<K>(known.key());
         let path = format!("{path}{subresource}");
         let response = self
             .writer

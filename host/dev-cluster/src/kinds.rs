@@ -22,7 +22,7 @@ use serde::{Deserialize, de::DeserializeOwned};
 
 /// An object decoded twice: as the domain type, which has the fields that Cofferdam's controllers use, and in
 /// full.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct FullObject<S, F> {
     /// The domain type.
     pub slim: S,
@@ -44,7 +44,7 @@ pub type FullCsiDriver = FullObject<CsiDriver, storage::CSIDriver>;
 impl<S, F> Kind for FullObject<S, F>
 where
     S: Kind,
-    F: Clone + DeserializeOwned + Send + Sync + 'static,
+    F: Clone + PartialEq + DeserializeOwned + Send + Sync + 'static,
 {
     type Key = S::Key;
     const RESOURCE: ApiResource = S::RESOURCE;
@@ -53,7 +53,7 @@ where
         Ok(Self { slim: S::decode(json)?, full: decode::json(json)? })
     }
 
-    fn key(&self) -> S::Key {
+    fn key(&self) -> &S::Key {
         self.slim.key()
     }
 
@@ -65,7 +65,7 @@ where
 impl<S, F> Indexed for FullObject<S, F>
 where
     S: Kind,
-    F: Clone + DeserializeOwned + Send + Sync + 'static,
+    F: Clone + PartialEq + DeserializeOwned + Send + Sync + 'static,
 {
     type Index = ();
 }
@@ -126,7 +126,7 @@ impl FullCsiNode {
 }
 
 /// A CSIStorageCapacity: the capacity of a driver for a class and a topology segment.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct CsiStorageCapacity {
     key: CsiStorageCapacityKey,
     meta: ObjectMeta,
@@ -214,8 +214,8 @@ impl Kind for CsiStorageCapacity {
         })
     }
 
-    fn key(&self) -> CsiStorageCapacityKey {
-        self.key.clone()
+    fn key(&self) -> &CsiStorageCapacityKey {
+        &self.key
     }
 
     fn meta(&self) -> &ObjectMeta {

@@ -1,13 +1,18 @@
 //! Index of PersistentVolumeClaims.
 
-use std::collections::{BTreeSet, HashMap};
+use std::{
+    collections::{BTreeSet, HashMap},
+    sync::Arc,
+};
 
 use cofferdam_domain::{Claim, ClaimKey, SourceKey, Uid, VolumeName};
 
 use super::{
     Index, Indexed,
     key_set::{KeySet as _, remove_member},
+    object_table::ByKey,
     reference_counts::ReferenceCounts,
+    secondary_index::{SecondaryIndex, secondary_key},
     small_set::SmallSet,
 };
 
@@ -15,48 +20,49 @@ impl Indexed for Claim {
     type Index = ClaimIndex;
 }
 
+secondary_key! {
+    /// `metadata.uid`
+    ClaimUid(claim: Claim) -> &'a Uid { Some(&claim.meta.uid) }
+}
+secondary_key! {
+    /// `spec.volumeName`
+    ClaimVolume(claim: Claim) -> &'a VolumeName { claim.volume.as_ref() }
+}
+
 /// Claims by uid, by `spec.volumeName` and by the source of their volume, claims without `spec.volumeName` by
 /// StorageClass, and reference counts of VolumeAttributesClasses.
 #[derive(Debug, Default)]
 pub struct ClaimIndex {
-    pub(crate) by_uid: HashMap<Uid, ClaimKey>,
-    pub(crate) unbound_by_class: HashMap<Box<str>, BTreeSet<ClaimKey>>,
-    pub(crate) by_volume: HashMap<VolumeName, SmallSet<ClaimKey>>,
+    pub(crate) by_uid: SecondaryIndex<ClaimUid>,
+    pub(crate) unbound_by_class: HashMap<Box<str>, BTreeSet<ByKey<Claim>>>,
+    pub(crate) by_volume: SecondaryIndex<ClaimVolume>,
     pub(crate) by_source: HashMap<SourceKey, SmallSet<ClaimKey>>,
     pub(crate) attributes_class_refs: ReferenceCounts,
 }
 
 impl Index<Claim> for ClaimIndex {
-    fn insert(&mut self, claim: &Claim) {
-        self.by_uid.insert(claim.meta.uid.clone(), claim.key.clone());
+    fn insert(&mut self, claim: &Arc<Claim>) {
+        self.by_uid.insert(claim);
+        self.by_volume.insert(claim);
         claim.attributes_classes().for_each(|class| self.attributes_class_refs.increment(class));
         if let Some(source) = claim.source_key() {
             self.by_source.entry(source).or_default().insert_member(claim.key.clone());
         }
-        match &claim.volume {
-            Some(volume) => {
-                self.by_volume.entry(volume.clone()).or_default().insert_member(claim.key.clone());
-            }
-            None => {
-                self.unbound_by_class
-                    .entry(claim.class_name().into())
-                    .or_default()
-                    .insert_member(claim.key.clone());
-            }
+        if claim.volume.is_none() {
+            let class = claim.class_name().into();
+            self.unbound_by_class.entry(class).or_default().insert_member(ByKey(Arc::clone(claim)));
         }
     }
 
-    fn remove(&mut self, claim: &Claim) {
-        if self.by_uid.get(&claim.meta.uid) == Some(&claim.key) {
-            self.by_uid.remove(&claim.meta.uid);
-        }
+    fn remove(&mut self, claim: &Arc<Claim>) {
+        self.by_uid.remove(claim);
+        self.by_volume.remove(claim);
         claim.attributes_classes().for_each(|class| self.attributes_class_refs.decrement(class));
         if let Some(source) = claim.source_key() {
             remove_member(&mut self.by_source, &source, &claim.key);
         }
-        match &claim.volume {
-            Some(volume) => remove_member(&mut self.by_volume, volume, &claim.key),
-            None => remove_member(&mut self.unbound_by_class, claim.class_name(), &claim.key),
+        if claim.volume.is_none() {
+            remove_member(&mut self.unbound_by_class, claim.class_name(), &ByKey(Arc::clone(claim)));
         }
     }
 }

@@ -2,8 +2,10 @@
 
 mod claim;
 mod key_set;
+mod object_table;
 mod pod;
 mod reference_counts;
+mod secondary_index;
 mod small_set;
 mod traits;
 mod volume;
@@ -11,6 +13,7 @@ mod volume_attachment;
 mod volume_snapshot;
 
 pub use claim::ClaimIndex;
+pub use object_table::ObjectTable;
 pub use pod::PodIndex;
 pub use traits::{Index, Indexed};
 pub use volume::VolumeIndex;

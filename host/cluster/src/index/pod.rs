@@ -1,31 +1,60 @@
 //! Index of Pods.
 
-use std::collections::{BTreeSet, HashMap};
+use std::{
+    collections::{BTreeSet, HashMap},
+    sync::Arc,
+};
 
-use cofferdam_domain::{ClaimKey, NodeName, Pod, PodKey};
+use cofferdam_domain::{ClaimKey, NodeName, Pod};
 
 use super::{
     Index, Indexed,
     key_set::{KeySet as _, remove_member},
-    small_set::SmallSet,
+    object_table::ByKey,
+    secondary_index::{SecondaryIndex, SecondaryKey},
 };
 
 impl Indexed for Pod {
     type Index = PodIndex;
 }
 
+/// Namespace and name of the claims of a pod, including those of generic ephemeral volumes.
+pub(crate) struct PodClaims;
+
+impl PodClaims {
+    fn names(pod: &Pod) -> impl Iterator<Item = &Arc<str>> {
+        pod.claims.iter().chain(&pod.ephemeral_claims)
+    }
+}
+
+impl SecondaryKey for PodClaims {
+    type Object = Pod;
+    type Key<'a> = (&'a str, &'a str);
+    /// Position of the claim in [`PodClaims::names`].
+    type Position = u32;
+
+    fn positions(pod: &Pod) -> impl Iterator<Item = u32> {
+        let is_first =
+            |(position, name): (u32, &Arc<str>)| !Self::names(pod).take(position as usize).any(|n| n == name);
+        (0..).zip(Self::names(pod)).filter(move |claim| is_first(*claim)).map(|(position, _)| position)
+    }
+
+    fn key(pod: &Pod, position: u32) -> Option<(&str, &str)> {
+        Some((&pod.key.namespace, Self::names(pod).nth(position as usize)?))
+    }
+}
+
 /// Pods by claim, and pods with claims by node.
 #[derive(Debug, Default)]
 pub struct PodIndex {
-    pub(crate) by_claim: HashMap<ClaimKey, SmallSet<PodKey>>,
-    pub(crate) by_node: HashMap<NodeName, BTreeSet<PodKey>>,
+    pub(crate) by_claim: SecondaryIndex<PodClaims>,
+    pub(crate) by_node: HashMap<NodeName, BTreeSet<ByKey<Pod>>>,
 }
 
 impl PodIndex {
     /// Claims of a pod, including those of generic ephemeral volumes.
     pub fn claims_of(pod: &Pod) -> impl Iterator<Item = ClaimKey> + '_ {
-        let all = pod.claims.iter().chain(&pod.ephemeral_claims);
-        all.map(|name| ClaimKey::new(pod.key.namespace.clone(), name.clone()))
+        PodClaims::names(pod).map(|name| ClaimKey::new(pod.key.namespace.clone(), name.clone()))
     }
 
     fn node_index_key(pod: &Pod) -> Option<&NodeName> {
@@ -34,21 +63,17 @@ impl PodIndex {
 }
 
 impl Index<Pod> for PodIndex {
-    fn insert(&mut self, pod: &Pod) {
-        for claim in Self::claims_of(pod) {
-            self.by_claim.entry(claim).or_default().insert_member(pod.key.clone());
-        }
+    fn insert(&mut self, pod: &Arc<Pod>) {
+        self.by_claim.insert(pod);
         if let Some(node) = Self::node_index_key(pod) {
-            self.by_node.entry(node.clone()).or_default().insert(pod.key.clone());
+            self.by_node.entry(node.clone()).or_default().insert_member(ByKey(Arc::clone(pod)));
         }
     }
 
-    fn remove(&mut self, pod: &Pod) {
-        for claim in Self::claims_of(pod) {
-            remove_member(&mut self.by_claim, &claim, &pod.key);
-        }
+    fn remove(&mut self, pod: &Arc<Pod>) {
+        self.by_claim.remove(pod);
         if let Some(node) = Self::node_index_key(pod) {
-            remove_member(&mut self.by_node, node, &pod.key);
+            remove_member(&mut self.by_node, node, &ByKey(Arc::clone(pod)));
         }
     }
 }

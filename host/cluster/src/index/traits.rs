@@ -1,5 +1,7 @@
 //! Indexes and the kinds that have them.
 
+use std::sync::Arc;
+
 use cofferdam_domain::{CsiDriver, CsiNode, Node, StorageClass, VolumeAttributesClass, VolumeSnapshotClass};
 
 use crate::objects::{Kind, orphan_report::OrphanReport, restore_marker::RestoreMarker};
@@ -13,14 +15,14 @@ pub trait Indexed: Kind {
 /// An index over the objects of a kind. Its store updates it with every change.
 pub trait Index<K>: Default + Send + Sync + 'static {
     /// Adds an object.
-    fn insert(&mut self, object: &K);
-    /// Removes an object. `object` equals the one that was added.
-    fn remove(&mut self, object: &K);
+    fn insert(&mut self, object: &Arc<K>);
+    /// Removes an object that was added.
+    fn remove(&mut self, object: &Arc<K>);
 }
 
 impl<K> Index<K> for () {
-    fn insert(&mut self, _: &K) {}
-    fn remove(&mut self, _: &K) {}
+    fn insert(&mut self, _: &Arc<K>) {}
+    fn remove(&mut self, _: &Arc<K>) {}
 }
 
 macro_rules! not_indexed {

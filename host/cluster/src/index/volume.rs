@@ -11,13 +11,23 @@ use cofferdam_domain::{
 
 use super::{
     Index, Indexed,
-    key_set::{KeySet as _, remove_member},
     reference_counts::ReferenceCounts,
-    small_set::SmallSet,
+    secondary_index::{SecondaryIndex, secondary_key},
 };
 
 impl Indexed for Volume {
     type Index = VolumeIndex;
+}
+
+secondary_key! {
+    /// Namespace and name of `spec.claimRef`.
+    VolumeClaim(volume: Volume) -> &'a ClaimKey { volume.claim_ref.as_ref().map(|claim| &claim.key) }
+}
+secondary_key! {
+    /// `driver` and `volumeHandle` of `spec.csi`.
+    VolumeDriverHandle(volume: Volume) -> (&'a DriverName, &'a VolumeHandle) {
+        volume.csi.as_ref().map(|csi| (&csi.driver, &csi.handle))
+    }
 }
 
 /// StorageClass, volume mode and VolumeAttributesClass, which a claim and a free volume must share.
@@ -32,8 +42,8 @@ pub(crate) type FreeVolumes = BTreeSet<(u32, AccessModes, Quantity, VolumeName)>
 /// `spec.claimRef`, and it is not being deleted.
 #[derive(Debug, Default)]
 pub struct VolumeIndex {
-    pub(crate) by_claim: HashMap<ClaimKey, SmallSet<VolumeName>>,
-    pub(crate) by_handle: HashMap<(DriverName, VolumeHandle), SmallSet<VolumeName>>,
+    pub(crate) by_claim: SecondaryIndex<VolumeClaim>,
+    pub(crate) by_handle: SecondaryIndex<VolumeDriverHandle>,
     pub(crate) free: HashMap<FreeVolumeKey, FreeVolumes>,
     pub(crate) attributes_class_refs: ReferenceCounts,
 }
@@ -51,28 +61,19 @@ impl VolumeIndex {
 }
 
 impl Index<Volume> for VolumeIndex {
-    fn insert(&mut self, volume: &Volume) {
+    fn insert(&mut self, volume: &Arc<Volume>) {
         self.attributes_class_refs.increment(&volume.attributes_class);
-        if let Some(claim) = &volume.claim_ref {
-            self.by_claim.entry(claim.key.clone()).or_default().insert_member(volume.name.clone());
-        }
-        if let Some(csi) = &volume.csi {
-            let handle = (csi.driver.clone(), csi.handle.clone());
-            self.by_handle.entry(handle).or_default().insert_member(volume.name.clone());
-        }
+        self.by_claim.insert(volume);
+        self.by_handle.insert(volume);
         if let Some((key, entry)) = Self::free_index_entry(volume) {
             self.free.entry(key).or_default().insert(entry);
         }
     }
 
-    fn remove(&mut self, volume: &Volume) {
+    fn remove(&mut self, volume: &Arc<Volume>) {
         self.attributes_class_refs.decrement(&volume.attributes_class);
-        if let Some(claim) = &volume.claim_ref {
-            remove_member(&mut self.by_claim, &claim.key, &volume.name);
-        }
-        if let Some(csi) = &volume.csi {
-            remove_member(&mut self.by_handle, &(csi.driver.clone(), csi.handle.clone()), &volume.name);
-        }
+        self.by_claim.remove(volume);
+        self.by_handle.remove(volume);
         if let Some((key, entry)) = Self::free_index_entry(volume)
             && let Some(free) = self.free.get_mut(&key)
         {

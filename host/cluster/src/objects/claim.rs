@@ -124,8 +124,8 @@ impl Kind for Claim {
         })
     }
 
-    fn key(&self) -> ClaimKey {
-        self.key.clone()
+    fn key(&self) -> &ClaimKey {
+        &self.key
     }
 
     fn meta(&self) -> &ObjectMeta {

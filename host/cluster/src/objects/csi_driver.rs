@@ -36,8 +36,8 @@ impl Kind for CsiDriver {
         })
     }
 
-    fn key(&self) -> Self::Key {
-        self.name.clone()
+    fn key(&self) -> &Self::Key {
+        &self.name
     }
 
     fn meta(&self) -> &ObjectMeta {

@@ -50,8 +50,8 @@ impl Kind for CsiNode {
         Ok(Self { name, meta: metadata.into_domain()?, owners, node_ids: ids, topology_keys })
     }
 
-    fn key(&self) -> Self::Key {
-        self.name.clone()
+    fn key(&self) -> &Self::Key {
+        &self.name
     }
 
     fn meta(&self) -> &ObjectMeta {

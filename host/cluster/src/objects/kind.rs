@@ -6,7 +6,7 @@ use super::{DecodeError, ObjectKey};
 use crate::api::ApiResource;
 
 /// A domain type that mirrors one Kubernetes kind.
-pub trait Kind: Clone + Send + Sync + 'static {
+pub trait Kind: Clone + PartialEq + Send + Sync + 'static {
     /// Namespace and name; the name alone for cluster-scoped kinds and for the restore marker.
     type Key: ObjectKey;
     /// The API resource.
@@ -32,7 +32,7 @@ pub trait Kind: Clone + Send + Sync + 'static {
     }
 
     /// The object's key.
-    fn key(&self) -> Self::Key;
+    fn key(&self) -> &Self::Key;
 
     /// The object's metadata.
     fn meta(&self) -> &ObjectMeta;

@@ -144,8 +144,8 @@ impl Kind for OrphanReport {
         Ok(Self { key, meta: metadata.into_domain()?, data: data.unwrap_or_default() })
     }
 
-    fn key(&self) -> OrphanReportKey {
-        self.key.clone()
+    fn key(&self) -> &OrphanReportKey {
+        &self.key
     }
 
     fn meta(&self) -> &ObjectMeta {

@@ -96,8 +96,8 @@ impl Kind for Pod {
         })
     }
 
-    fn key(&self) -> PodKey {
-        self.key.clone()
+    fn key(&self) -> &PodKey {
+        &self.key
     }
 
     fn meta(&self) -> &ObjectMeta {

@@ -39,8 +39,8 @@ impl Kind for RestoreMarker {
         Ok(Self { name: metadata.name, meta })
     }
 
-    fn key(&self) -> Box<str> {
-        self.name.clone()
+    fn key(&self) -> &Box<str> {
+        &self.name
     }
 
     fn meta(&self) -> &ObjectMeta {

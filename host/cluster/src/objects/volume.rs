@@ -225,8 +225,8 @@ impl Kind for Volume {
         })
     }
 
-    fn key(&self) -> Self::Key {
-        self.name.clone()
+    fn key(&self) -> &Self::Key {
+        &self.name
     }
 
     fn meta(&self) -> &ObjectMeta {

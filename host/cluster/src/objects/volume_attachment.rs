@@ -83,8 +83,8 @@ impl Kind for VolumeAttachment {
         })
     }
 
-    fn key(&self) -> Self::Key {
-        self.name.clone()
+    fn key(&self) -> &Self::Key {
+        &self.name
     }
 
     fn meta(&self) -> &ObjectMeta {

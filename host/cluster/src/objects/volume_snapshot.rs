@@ -119,8 +119,8 @@ impl Kind for VolumeSnapshot {
         })
     }
 
-    fn key(&self) -> Self::Key {
-        self.key.clone()
+    fn key(&self) -> &Self::Key {
+        &self.key
     }
 
     fn meta(&self) -> &ObjectMeta {
@@ -210,8 +210,8 @@ impl Kind for VolumeSnapshotContent {
         })
     }
 
-    fn key(&self) -> Self::Key {
-        self.name.clone()
+    fn key(&self) -> &Self::Key {
+        &self.name
     }
 
     fn meta(&self) -> &ObjectMeta {
@@ -243,8 +243,8 @@ impl Kind for VolumeSnapshotClass {
         })
     }
 
-    fn key(&self) -> Self::Key {
-        self.name.clone()
+    fn key(&self) -> &Self::Key {
+        &self.name
     }
 
     fn meta(&self) -> &ObjectMeta {

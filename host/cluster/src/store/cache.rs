@@ -1,6 +1,6 @@
 //! The cache of all kinds, with queries over their indexes.
 
-use std::sync::Arc;
+use std::{collections::HashSet, sync::Arc};
 
 use cofferdam_domain::{
     AccessModes, Claim, ClaimKey, CsiDriver, CsiNode, DriverName, Node, NodeName, Pod, Quantity,
@@ -54,7 +54,7 @@ pub struct Cache {
 impl Cache {
     /// The claim with this uid.
     pub fn claim_by_uid(&self, uid: &Uid) -> Option<Arc<Claim>> {
-        self.claims.query(|index, claims| index.by_uid.get(uid).and_then(|key| claims.get(key)).cloned())
+        self.claims.query(|index, _| index.by_uid.get(uid).next().cloned())
     }
 
     /// The class of this name. The empty name means no class: [`Lookup::Missing`].
@@ -72,15 +72,15 @@ impl Cache {
     /// Claims of this class without `spec.volumeName`.
     pub fn unbound_claims_of_class(&self, class: &str) -> Vec<ClaimKey> {
         self.claims.query(|index, _| {
-            index.unbound_by_class.get(class).map(|keys| keys.iter().cloned().collect()).unwrap_or_default()
+            let claims = index.unbound_by_class.get(class).into_iter().flatten();
+            claims.map(|claim| claim.0.key.clone()).collect()
         })
     }
 
-    /// Claims with this `spec.volumeName`.
+    /// Claims with this `spec.volumeName`, sorted by name.
     pub fn claims_referencing_volume(&self, volume: &VolumeName) -> Vec<ClaimKey> {
-        self.claims.query(|index, _| {
-            index.by_volume.get(volume).map(|keys| keys.iter().cloned().collect()).unwrap_or_default()
-        })
+        let claims = self.claims.query(|index, _| index.by_volume.sorted(volume));
+        claims.iter().map(|claim| claim.key.clone()).collect()
     }
 
     /// Claims whose volume has this source, sorted by name.
@@ -93,10 +93,7 @@ impl Cache {
 
     /// Volumes with a `spec.claimRef` of this namespace and name, sorted by name.
     pub fn volumes_of_claim(&self, claim: &ClaimKey) -> Vec<Arc<Volume>> {
-        self.volumes.query(|index, volumes| {
-            let names = index.by_claim.get(claim).into_iter().flatten();
-            names.filter_map(|name| volumes.get(name).cloned()).collect()
-        })
+        self.volumes.query(|index, _| index.by_claim.sorted(claim))
     }
 
     /// A PersistentVolume other than `name` with this driver and handle that satisfies `is_candidate`. `None`
@@ -108,37 +105,29 @@ impl Cache {
         name: &VolumeName,
         is_candidate: impl Fn(&Volume) -> bool,
     ) -> Option<VolumeName> {
-        self.volumes.query(|index, volumes| {
-            let names = index.by_handle.get(&(driver.clone(), handle.clone()))?;
-            let others = names.iter().filter(|other| *other != name);
-            others
-                .into_iter()
-                .find(|other| volumes.get(*other).is_none_or(|other| is_candidate(other)))
-                .cloned()
-        })
+        let volumes = self.volumes_with_handle(driver, handle);
+        let other = volumes.iter().find(|other| other.name != *name && is_candidate(other))?;
+        Some(other.name.clone())
     }
 
     /// The first PersistentVolume by name with this driver and handle; `None` if there is none.
     pub fn volume_with_handle(&self, driver: &DriverName, handle: &VolumeHandle) -> Option<VolumeName> {
-        self.volumes
-            .query(|index, _| index.by_handle.get(&(driver.clone(), handle.clone()))?.iter().next().cloned())
+        self.volumes_with_handle(driver, handle).first().map(|volume| volume.name.clone())
     }
 
     /// The PersistentVolumes with this driver and handle, sorted by name.
     pub fn volumes_with_handle(&self, driver: &DriverName, handle: &VolumeHandle) -> Vec<Arc<Volume>> {
-        self.volumes.query(|index, volumes| {
-            let names = index.by_handle.get(&(driver.clone(), handle.clone())).into_iter().flatten();
-            names.filter_map(|name| volumes.get(name).cloned()).collect()
-        })
+        self.volumes.query(|index, _| index.by_handle.sorted((driver, handle)))
     }
 
     /// The handles of a driver's PersistentVolumes, each once. The cost grows with the PersistentVolumes of
     /// all drivers.
     pub fn handles_of_driver(&self, driver: &DriverName) -> Vec<VolumeHandle> {
-        self.volumes.query(|index, _| {
-            let entries = index.by_handle.keys().filter(|(of, _)| of == driver);
-            entries.map(|(_, handle)| handle.clone()).collect()
-        })
+        let handles: HashSet<VolumeHandle> = self.volumes.query(|_, volumes| {
+            let csi = volumes.values().filter_map(|volume| volume.csi.as_ref());
+            csi.filter(|csi| csi.driver == *driver).map(|csi| csi.handle.clone()).collect()
+        });
+        handles.into_iter().collect()
     }
 
     /// The first free volume that satisfies `is_match`, in this order: fewest access modes, then the set of
@@ -162,19 +151,15 @@ impl Cache {
         })
     }
 
-    /// Pods with a volume of this claim, including generic ephemeral volumes and Pods that have terminated.
+    /// Pods with a volume of this claim, including generic ephemeral volumes and Pods that have terminated,
+    /// sorted by name.
     pub fn pods_using_claim(&self, claim: &ClaimKey) -> Vec<Arc<Pod>> {
-        self.pods.query(|index, pods| {
-            index.by_claim.get(claim).into_iter().flatten().filter_map(|key| pods.get(key).cloned()).collect()
-        })
+        self.pods.query(|index, _| index.by_claim.sorted((&claim.namespace, &claim.name)))
     }
 
     /// VolumeSnapshots of the volume of this claim, sorted by name.
     pub fn snapshots_of_claim(&self, claim: &ClaimKey) -> Vec<Arc<VolumeSnapshot>> {
-        self.snapshots.query(|index, snapshots| {
-            let keys = index.by_claim.get(claim).into_iter().flatten();
-            keys.filter_map(|key| snapshots.get(key).cloned()).collect()
-        })
+        self.snapshots.query(|index, _| index.by_claim.sorted((&claim.namespace, &claim.name)))
     }
 
     /// The VolumeSnapshot with this uid. The cost grows with the number of VolumeSnapshots.
@@ -189,16 +174,13 @@ impl Cache {
         driver: &DriverName,
         handle: &SnapshotHandle,
     ) -> Vec<Arc<VolumeSnapshotContent>> {
-        self.snapshot_contents.query(|index, contents| {
-            let names = index.by_handle.get(&(driver.clone(), handle.clone())).into_iter().flatten();
-            names.filter_map(|name| contents.get(name).cloned()).collect()
-        })
+        self.snapshot_contents.query(|index, _| index.by_handle.sorted((driver, handle)))
     }
 
     /// Pods with claims on this node.
     pub fn pods_on_node(&self, node: &NodeName) -> Vec<Arc<Pod>> {
-        self.pods.query(|index, pods| {
-            index.by_node.get(node).into_iter().flatten().filter_map(|key| pods.get(key).cloned()).collect()
+        self.pods.query(|index, _| {
+            index.by_node.get(node).into_iter().flatten().map(|pod| Arc::clone(&pod.0)).collect()
         })
     }
 
@@ -209,17 +191,14 @@ impl Cache {
 
     /// VolumeAttachments of this volume on all nodes, whatever their attacher is, sorted by name.
     pub fn attachments_of_volume(&self, volume: &VolumeName) -> Vec<Arc<VolumeAttachment>> {
-        self.attachments.query(|index, attachments| {
-            let names = index.by_volume.get(volume).into_iter().flatten();
-            names.filter_map(|name| attachments.get(name).cloned()).collect()
-        })
+        self.attachments.query(|index, _| index.by_volume.sorted(volume))
     }
 
     /// VolumeAttachments on this node, whatever their attacher is, sorted by name.
     pub fn attachments_of_node(&self, node: &NodeName) -> Vec<Arc<VolumeAttachment>> {
-        self.attachments.query(|index, attachments| {
-            let names = index.by_node.get(node).into_iter().flatten();
-            names.filter_map(|name| attachments.get(name).cloned()).collect()
+        self.attachments.query(|index, _| {
+            let attachments = index.by_node.get(node).into_iter().flatten();
+            attachments.map(|attachment| Arc::clone(&attachment.0)).collect()
         })
     }
 }

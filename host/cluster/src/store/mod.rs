@@ -8,5 +8,5 @@ mod restore;
 
 pub use cache::{Cache, CachedKind};
 pub use change::Change;
-pub use object_store::{Lookup, ObjectStore, OwnWrite};
+pub use object_store::{ListedObject, Lookup, ObjectStore, OwnWrite};
 pub use restore::{RestoreDetected, RestoreDetector};

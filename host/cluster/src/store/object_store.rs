@@ -36,7 +36,7 @@ use super::{
     own_writes::{OwnWrites, WriteResult},
 };
 use crate::{
-    index::{Index, Indexed},
+    index::{Index, Indexed, ObjectTable},
     objects::{DecodeResult, Kind, UndecodableObject},
 };
 
@@ -83,6 +83,9 @@ impl<K> Lookup<K> {
     }
 }
 
+/// An object of a list, or the identity of one that cannot be decoded.
+pub type ListedObject<K> = Result<Arc<K>, UndecodableObject<<K as Kind>::Key>>;
+
 /// A recorded deletion. `version` is that of the deletion event or of the list without the object, or else
 /// the last known version of the object.
 struct Tombstone {
@@ -94,7 +97,7 @@ struct Tombstone {
 }
 
 struct Inner<K: Indexed> {
-    objects: HashMap<K::Key, Arc<K>>,
+    objects: ObjectTable<K>,
     undecodable: HashMap<K::Key, UndecodableObject<K::Key>>,
     index: K::Index,
     tombstones: HashMap<K::Key, Tombstone>,
@@ -137,7 +140,7 @@ impl<K: Indexed> Default for ObjectStore<K> {
     fn default() -> Self {
         Self {
             inner: RwLock::new(Inner {
-                objects: HashMap::new(),
+                objects: ObjectTable::default(),
                 undecodable: HashMap::new(),
                 index: K::Index::default(),
                 tombstones: HashMap::new(),
@@ -180,9 +183,9 @@ impl<K: Indexed> ObjectStore<K> {
         // The lock delays changes until the cached objects are delivered.
         let mut subscribers = self.subscribers.write();
         let mut objects = self.list();
-        objects.sort_by_key(|object| object.key());
+        objects.sort_unstable_by(|object, other| object.key().cmp(other.key()));
         for object in objects {
-            notify(&Change { key: object.key(), old: None, new: Some(object) });
+            notify(&Change { key: object.key().clone(), old: None, new: Some(object) });
         }
         subscribers.retain(|subscriber| !subscriber.has_ended());
         subscribers.push(Subscriber { owner: Some(alive), notify });
@@ -263,7 +266,7 @@ impl<K: Indexed> ObjectStore<K> {
     }
 
     /// Runs `find` on the index and the objects by key, under the read lock.
-    pub fn query<R>(&self, find: impl FnOnce(&K::Index, &HashMap<K::Key, Arc<K>>) -> R) -> R {
+    pub fn query<R>(&self, find: impl FnOnce(&K::Index, &ObjectTable<K>) -> R) -> R {
         let inner = self.inner.read();
         find(&inner.index, &inner.objects)
     }
@@ -277,13 +280,13 @@ impl<K: Indexed> ObjectStore<K> {
     /// Applies an object of a list or a write response. Returns `true` if subscribers were notified: not
     /// for an outdated or known version, a deleted or an undecodable object.
     pub fn apply(&self, decoded: DecodeResult<K>) -> bool {
-        let change = self.inner.write().apply(decoded);
+        let change = self.inner.write().apply(decoded.map(Arc::new));
         self.notify(change)
     }
 
     /// As [`ObjectStore::apply`], for an object of a watch event: `json` is its text.
     pub fn apply_watch_event(&self, decoded: DecodeResult<K>, json: &str) -> bool {
-        let change = self.inner.write().apply(decoded);
+        let change = self.inner.write().apply(decoded.map(Arc::new));
         if let Some(change) = &change
             && self.own_writes.is_foreign(change, json)
         {
@@ -296,7 +299,7 @@ impl<K: Indexed> ObjectStore<K> {
     /// against another process, the live read is the first to show that process's change, and the watch event
     /// of the same version is no change any more.
     pub fn apply_live_read(&self, decoded: DecodeResult<K>, json: &str) -> bool {
-        let change = self.inner.write().apply(decoded);
+        let change = self.inner.write().apply(decoded.map(Arc::new));
         if let Some(change) = &change
             && self.own_writes.is_foreign_read(&change.key)
         {
@@ -334,19 +337,28 @@ impl<K: Indexed> ObjectStore<K> {
         inner.tombstones.get(key).filter(|tombstone| tombstone.uid == *uid)?.removed_by_own_write_at
     }
 
+    /// An object for [`ObjectStore::replace`]: the cached object if it is equal. A list of a cluster that has
+    /// not changed then takes no more memory than its pages.
+    pub fn listed(&self, decoded: DecodeResult<K>) -> ListedObject<K> {
+        let object = decoded?;
+        let cached =
+            self.inner.read().objects.get(object.key()).filter(|cached| ***cached == object).cloned();
+        Ok(cached.unwrap_or_else(|| Arc::new(object)))
+    }
+
     /// Applies a complete list. Objects that are newer than the list, from live reads or write responses, are
     /// kept.
-    pub fn replace(&self, items: Vec<DecodeResult<K>>, version: ResourceVersion) {
+    pub fn replace(&self, items: Vec<ListedObject<K>>, version: ResourceVersion) {
         self.apply_list(items, version, true);
     }
 
     /// As [`ObjectStore::replace`], for a list with an object whose metadata cannot be decoded. It may be any
     /// of the cached objects that `items` lack, so none of them is removed.
-    pub fn merge(&self, items: Vec<DecodeResult<K>>, version: ResourceVersion) {
+    pub fn merge(&self, items: Vec<ListedObject<K>>, version: ResourceVersion) {
         self.apply_list(items, version, false);
     }
 
-    fn apply_list(&self, items: Vec<DecodeResult<K>>, version: ResourceVersion, is_complete: bool) {
+    fn apply_list(&self, items: Vec<ListedObject<K>>, version: ResourceVersion, is_complete: bool) {
         let mut changes = Vec::new();
         {
             let mut inner = self.inner.write();
@@ -375,7 +387,10 @@ impl<K: Indexed> ObjectStore<K> {
             let mut inner = self.inner.write();
             // Before the removal: nobody takes a removed object for a deleted one.
             self.served.store(false, Ordering::Relaxed);
-            let keys: Vec<K::Key> = inner.objects.keys().chain(inner.undecodable.keys()).cloned().collect();
+            let keys: Vec<K::Key> = {
+                let decoded = inner.objects.values().map(|object| object.key());
+                decoded.chain(inner.undecodable.keys()).cloned().collect()
+            };
             for key in keys {
                 let old = inner.take(&key);
                 changes.push(Change { key, old, new: None });
@@ -447,9 +462,9 @@ impl<K: Indexed> Drop for OwnWrite<'_, K> {
 }
 
 impl<K: Indexed> Inner<K> {
-    fn apply(&mut self, decoded: DecodeResult<K>) -> Option<Change<K>> {
+    fn apply(&mut self, decoded: ListedObject<K>) -> Option<Change<K>> {
         let (key, uid, version) = match &decoded {
-            Ok(object) => (object.key(), object.meta().uid.clone(), object.resource_version()),
+            Ok(object) => (object.key().clone(), object.meta().uid.clone(), object.resource_version()),
             Err(undecodable) => {
                 (undecodable.key.clone(), undecodable.uid.clone(), undecodable.resource_version)
             }
@@ -464,13 +479,17 @@ impl<K: Indexed> Inner<K> {
             }
             self.tombstones.remove(&key);
         }
+        if let Ok(object) = &decoded
+            && self.objects.get(&key).is_some_and(|cached| cached == object)
+        {
+            return None;
+        }
         let old = self.take(&key);
         match decoded {
             Ok(object) => {
                 let is_unchanged = old.as_ref().is_some_and(|old| old.resource_version() == version);
-                let object = Arc::new(object);
                 self.index.insert(&object);
-                self.objects.insert(key.clone(), Arc::clone(&object));
+                self.objects.insert(Arc::clone(&object));
                 (!is_unchanged).then_some(Change { key, old, new: Some(object) })
             }
             Err(undecodable) => {
@@ -482,18 +501,18 @@ impl<K: Indexed> Inner<K> {
     }
 
     /// The cached objects that a complete list at `version` lacks and that are not newer than it.
-    fn missing_from(&self, items: &[DecodeResult<K>], version: ResourceVersion) -> Vec<(K::Key, Uid)> {
-        let listed: HashSet<K::Key> =
-            items.iter().map(|item| item.as_ref().map_or_else(|o| o.key.clone(), Kind::key)).collect();
+    fn missing_from(&self, items: &[ListedObject<K>], version: ResourceVersion) -> Vec<(K::Key, Uid)> {
+        let listed: HashSet<&K::Key> =
+            items.iter().map(|item| item.as_ref().map_or_else(|o| &o.key, |object| object.key())).collect();
         let decoded =
-            self.objects.iter().map(|(key, object)| (key, &object.meta().uid, object.resource_version()));
+            self.objects.values().map(|object| (object.key(), &object.meta().uid, object.resource_version()));
         let undecodable = self
             .undecodable
             .iter()
             .map(|(key, undecodable)| (key, &undecodable.uid, undecodable.resource_version));
         decoded
             .chain(undecodable)
-            .filter(|(key, _, cached)| !listed.contains(*key) && *cached <= version)
+            .filter(|(key, _, cached)| !listed.contains(key) && *cached <= version)
             .map(|(key, uid, _)| (key.clone(), uid.clone()))
             .collect()
     }

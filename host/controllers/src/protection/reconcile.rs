@@ -191,7 +191,7 @@ impl Protection {
             FinalizerVerdict::NoAction(_) => None,
             FinalizerVerdict::RefreshPods => {
                 let key = object.key();
-                let (namespace, _) = K::key_parts(&key);
+                let (namespace, _) = K::key_parts(key);
                 let list = |namespace: String| async move { writer.list::<Pod>(&namespace).await };
                 Some(self.pod_reads.read_live(namespace.unwrap_or_default(), list).await)
             }
@@ -202,7 +202,7 @@ impl Protection {
             FinalizerVerdict::Remove(at) => {
                 let text = format!("removes finalizer {finalizer}");
                 let key = object.key();
-                let write = writer.remove_finalizer::<K>(&key, &object.meta().uid, at, finalizer);
+                let write = writer.remove_finalizer::<K>(key, &object.meta().uid, at, finalizer);
                 Some(recorder.record_effect(&text, write).await.map(drop))
             }
         }

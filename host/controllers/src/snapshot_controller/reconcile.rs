@@ -347,7 +347,7 @@ impl SnapshotController {
         patch: Value,
     ) -> Result<(), ApiError> {
         let (key, version) = (object.key(), object.meta().resource_version);
-        let write = self.context.writer.merge_patch::<K>(&key, target, version, patch);
+        let write = self.context.writer.merge_patch::<K>(key, target, version, patch);
         self.record(snapshot, text, write).await.map(drop)
     }
 

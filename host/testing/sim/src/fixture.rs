@@ -571,5 +571,5 @@ fn is_cache_current<K: CachedKind>(cache: &Cache, objects: &[Value]) -> bool {
         keys.insert(key);
         current
     });
-    current && store.list().iter().all(|known| keys.contains(&known.key()))
+    current && store.list().iter().all(|known| keys.contains(known.key()))
 }

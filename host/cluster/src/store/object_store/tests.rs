@@ -77,7 +77,8 @@ fn lists_events_and_responses_are_applied_in_any_order() {
                 Deleted(uid, at) => drop(table.delete(&key(), &Uid::from(*uid), version(*at))),
                 Cleared => table.clear(),
                 List(items, at) => {
-                    table.replace(items.iter().map(|(uid, v)| claim(uid, *v)).collect(), version(*at));
+                    let items = items.iter().map(|(uid, v)| claim(uid, *v).map(Arc::new));
+                    table.replace(items.collect(), version(*at));
                 }
             }
         }
@@ -100,7 +101,7 @@ fn subscribers_receive_every_change_once() {
     table.apply(claim("a", 6));
     table.delete(&key(), &Uid::from("a"), version(7));
     table.delete(&key(), &Uid::from("a"), version(7));
-    table.replace(vec![claim("b", 9)], version(9));
+    table.replace(vec![claim("b", 9).map(Arc::new)], version(9));
     let expected = [(None, Some(5)), (Some(5), Some(6)), (Some(6), None), (None, Some(9))];
     assert_eq!(*received.lock().unwrap(), expected);
 }
@@ -108,13 +109,27 @@ fn subscribers_receive_every_change_once() {
 #[test]
 fn index_matches_the_stored_objects() {
     let table = ObjectStore::<Claim>::default();
-    let by_uid =
-        |uid: &str| table.query(|index, _| format!("{index:?}").contains(&format!("{uid:?}: ClaimKey")));
+    let by_uid = |uid: &str| table.query(|index, _| index.by_uid.get(&uid.into()).next().is_some());
     table.apply(claim("a", 5));
     assert!(by_uid("a"));
     table.delete(&key(), &Uid::from("a"), version(6));
     table.apply(claim("b", 7));
     assert!(!by_uid("a") && by_uid("b"));
+}
+
+#[test]
+fn unchanged_objects_are_kept() {
+    let table = ObjectStore::<Claim>::default();
+    let find = || table.get(&key()).into_object().unwrap();
+    table.apply(claim("a", 5));
+    let cached = find();
+    assert!(!table.apply(claim("a", 5)));
+    assert!(Arc::ptr_eq(&cached, &find()));
+    let list = |object: u64, at| table.replace(vec![table.listed(claim("a", object))], version(at));
+    list(5, 6);
+    assert!(Arc::ptr_eq(&cached, &find()));
+    list(7, 8);
+    assert_eq!((cached.meta.resource_version, find().meta.resource_version), (version(5), version(7)));
 }
 
 #[test]

@@ -84,8 +84,8 @@ impl Fixture {
     fn cache(&self) -> Cache {
         let cache = Cache::default();
         let version = cofferdam_domain::ResourceVersion(1);
-        cache.snapshots.replace(vec![Ok(read(&self.snapshot))], version);
-        let contents = self.contents.iter().map(|json| Ok(read(json))).collect();
+        cache.snapshots.replace(vec![Ok(Arc::new(read(&self.snapshot)))], version);
+        let contents = self.contents.iter().map(|json| Ok(Arc::new(read(json)))).collect();
         cache.snapshot_contents.replace(contents, version);
         self.classes.iter().for_each(|json| assert!(cache.snapshot_classes.apply(Ok(read(json)))));
         self.claims.iter().for_each(|json| assert!(cache.claims.apply(Ok(read(json)))));
