@@ -1,73 +1,29 @@
-//! The heap that cached snapshots take.
+//! The heap that cached objects take, with their part of the indexes.
 #![expect(clippy::unwrap_used, clippy::cast_precision_loss, reason = "a test")]
+
+#[path = "common/objects.rs"]
+mod objects;
 
 use std::alloc::System;
 
 use cofferdam_cluster::{Cache, decode, store::CachedKind};
-use cofferdam_domain::{VolumeSnapshot, VolumeSnapshotContent};
-use serde_json::{Value, json};
+use cofferdam_domain::{Claim, Pod, Volume, VolumeAttachment, VolumeSnapshot, VolumeSnapshotContent};
+use serde_json::Value;
 use stats_alloc::{INSTRUMENTED_SYSTEM, Region, StatsAlloc};
 
 #[global_allocator]
 static ALLOCATOR: &StatsAlloc<System> = &INSTRUMENTED_SYSTEM;
 
-/// Number of VolumeSnapshots. The tables of the cache have room for almost twice as many, as they have for
-/// 15,000.
+/// Number of objects of each kind. The tables of the cache have room for almost twice as many, as they have
+/// for 15,000.
 const COUNT: usize = 940;
-/// Largest heap of a VolumeSnapshot, and of a VolumeSnapshotContent, in bytes.
+/// Largest heap of an object in bytes, on average over the kinds.
+const MAX_AVERAGE_BYTES: f64 = 750.0;
+/// Largest heap of an object of any kind in bytes.
 const MAX_BYTES: f64 = 1024.0;
 
-fn uid(kind: &str, number: usize) -> String {
-    format!("{number:08x}-8b0c-4b1d-{kind}-{number:012x}")
-}
-
-fn snapshot(number: usize) -> Value {
-    let uid = uid("9a57", number);
-    json!({
-        "metadata": {
-            "name": format!("existing-{number}"), "namespace": "shop", "uid": uid,
-            "resourceVersion": "123456", "creationTimestamp": "2026-01-01T00:00:00Z",
-            "finalizers": [
-                "snapshot.storage.kubernetes.io/volumesnapshot-as-source-protection",
-                "snapshot.storage.kubernetes.io/volumesnapshot-bound-protection",
-            ],
-        },
-        "spec": {
-            "source": {"persistentVolumeClaimName": format!("data-{}", number / 7)},
-            "volumeSnapshotClassName": "fast",
-        },
-        "status": {
-            "boundVolumeSnapshotContentName": format!("snapcontent-{uid}"), "readyToUse": true,
-            "restoreSize": "1Gi", "creationTime": "2026-01-01T00:00:00Z",
-        },
-    })
-}
-
-fn content(number: usize) -> Value {
-    let uid_of_snapshot = uid("9a57", number);
-    json!({
-        "metadata": {
-            "name": format!("snapcontent-{uid_of_snapshot}"), "uid": uid("a1b2", number),
-            "resourceVersion": "123457", "creationTimestamp": "2026-01-01T00:00:00Z",
-            "finalizers": ["snapshot.storage.kubernetes.io/volumesnapshotcontent-bound-protection"],
-        },
-        "spec": {
-            "deletionPolicy": "Delete", "driver": "array.example.com", "sourceVolumeMode": "Filesystem",
-            "source": {"volumeHandle": format!("volume-of-pvc-{uid_of_snapshot}")},
-            "volumeSnapshotClassName": "fast",
-            "volumeSnapshotRef": {
-                "namespace": "shop", "name": format!("existing-{number}"), "uid": uid_of_snapshot,
-            },
-        },
-        "status": {
-            "snapshotHandle": format!("snapshot-of-{uid_of_snapshot}"), "readyToUse": true,
-            "creationTime": 1_767_225_600_000_000_000_i64, "restoreSize": 1 << 30,
-        },
-    })
-}
-
-/// Caches objects, and returns the heap that each takes, in bytes.
-fn cache_all<K: CachedKind>(cache: &Cache, object: impl Fn(usize) -> Value) -> f64 {
+/// Caches objects. Returns the kind, and the heap that each object takes in bytes.
+fn cache_all<K: CachedKind>(cache: &Cache, object: impl Fn(usize) -> Value) -> (&'static str, f64) {
     let region = Region::new(ALLOCATOR);
     for number in 0..COUNT {
         K::store(cache).apply(decode::object::<K>(&object(number).to_string()).unwrap());
@@ -75,15 +31,25 @@ fn cache_all<K: CachedKind>(cache: &Cache, object: impl Fn(usize) -> Value) -> f
     let change = region.change();
     let taken = change.bytes_allocated - change.bytes_deallocated;
     assert_eq!(K::store(cache).len(), COUNT);
-    taken as f64 / COUNT as f64
+    (K::RESOURCE.kind, taken as f64 / COUNT as f64)
 }
 
 #[test]
-fn a_snapshot_and_its_content_take_a_kilobyte_each() {
+fn objects_take_at_most_750_bytes_on_average() {
     let cache = Cache::default();
-    let snapshot = cache_all::<VolumeSnapshot>(&cache, snapshot);
-    let content = cache_all::<VolumeSnapshotContent>(&cache, content);
-    println!("bytes of heap: VolumeSnapshot {snapshot:.0}, VolumeSnapshotContent {content:.0}");
-    assert!(snapshot <= MAX_BYTES, "a VolumeSnapshot takes {snapshot:.0} bytes");
-    assert!(content <= MAX_BYTES, "a VolumeSnapshotContent takes {content:.0} bytes");
+    let kinds = [
+        cache_all::<Claim>(&cache, objects::claim),
+        cache_all::<Volume>(&cache, objects::volume),
+        cache_all::<VolumeAttachment>(&cache, objects::attachment),
+        cache_all::<Pod>(&cache, objects::pod),
+        cache_all::<VolumeSnapshot>(&cache, objects::snapshot),
+        cache_all::<VolumeSnapshotContent>(&cache, objects::content),
+    ];
+    for (kind, bytes) in kinds {
+        println!("{kind}: {bytes:.0} bytes of heap");
+        assert!(bytes <= MAX_BYTES, "{kind}: {bytes:.0} bytes of heap, expected at most {MAX_BYTES}");
+    }
+    let average = kinds.iter().map(|(_, bytes)| bytes).sum::<f64>() / kinds.len() as f64;
+    println!("average: {average:.0} bytes of heap");
+    assert!(average <= MAX_AVERAGE_BYTES, "{average:.0} bytes of heap: expected at most {MAX_AVERAGE_BYTES}");
 }
