@@ -37,6 +37,7 @@ mod node_files;
 pub mod peers;
 pub(crate) mod planted_secret;
 pub(crate) mod pod;
+pub(crate) mod precise_timer;
 pub mod process;
 pub mod proxy;
 pub mod results;

@@ -1,33 +1,58 @@
-//! A TCP forwarder between one process and kube-apiserver, which can be cut like a network: connections stay
-//! open, nothing is forwarded, and new connections get no response. It does not terminate TLS.
+//! A TCP forwarder between one process and kube-apiserver, which delays like a distance and can be cut like a
+//! network. It does not terminate TLS and does not limit the throughput.
+//!
+//! Each direction delays every byte by half of the round trip, however many others are under way. A
+//! connection is forwarded one round trip after it was accepted, the time of a TCP handshake.
+//!
+//! While the link is cut, connections stay open, nothing is forwarded, and new connections get no response.
 
 use std::{
+    future::Future,
     io,
     net::SocketAddr,
     path::{Path, PathBuf},
+    time::Duration,
 };
 
 use anyhow::{Context as _, Result};
+use bytes::{Bytes, BytesMut};
 use tokio::{
-    io::{AsyncReadExt as _, AsyncWriteExt as _},
-    net::{
-        TcpListener, TcpStream,
-        tcp::{OwnedReadHalf, OwnedWriteHalf},
-    },
-    sync::watch,
+    io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _},
+    net::{TcpListener, TcpStream},
+    sync::{mpsc, watch},
     task::{JoinHandle, JoinSet},
+    time::Instant,
 };
 
-use crate::kubeconfig;
+use crate::{
+    kubeconfig,
+    precise_timer::{PreciseTimer, Timer},
+};
 
-/// Size of the buffer of each direction of a connection in bytes.
-const BUFFER_BYTES: usize = 16 * 1024;
+/// Maximum size of a chunk in bytes.
+const CHUNK_BYTES: usize = 16 * 1024;
+/// Maximum chunks under way in one direction of a connection. At the largest size these are 64 MiB: a round
+/// trip of 100 ms allows more than 1 GB/s.
+const MAX_CHUNKS: usize = 4096;
 
 /// A running forwarder. Its connections are closed when it is dropped.
 pub(crate) struct NetworkLink {
-    is_cut: watch::Sender<bool>,
+    state: watch::Sender<LinkState>,
     listener: JoinHandle<()>,
     kubeconfig: PathBuf,
+}
+
+/// State that the connections of a link share.
+#[derive(Clone, Copy, Debug, Default)]
+struct LinkState {
+    is_cut: bool,
+    round_trip: Duration,
+}
+
+/// Bytes that were read together. No bytes are the end of the direction.
+struct Chunk {
+    due: Instant,
+    bytes: Bytes,
 }
 
 impl Drop for NetworkLink {
@@ -37,11 +62,12 @@ impl Drop for NetworkLink {
 }
 
 impl NetworkLink {
-    /// Starts a forwarder to the API server of a kubeconfig, and writes a copy of the kubeconfig that
-    /// connects to the forwarder. The API server's certificate has to be valid for 127.0.0.1.
+    /// Starts a forwarder without delay to the API server of a kubeconfig, and writes a copy of the
+    /// kubeconfig that connects to the forwarder. The API server's certificate has to be valid for 127.0.0.1.
     ///
     /// # Errors
-    /// If the kubeconfig cannot be read or names no address of a server, or the forwarder cannot listen.
+    /// If the kubeconfig cannot be read or names no address of a server, or the forwarder cannot listen or
+    /// start its timer.
     pub(crate) async fn start(kubeconfig: &Path) -> Result<Self> {
         let listener = TcpListener::bind(("127.0.0.1", 0)).await?;
         let (path, uri) = kubeconfig::redirect(kubeconfig, "linked", listener.local_addr()?)?;
@@ -49,9 +75,10 @@ impl NetworkLink {
             .authority()
             .and_then(|authority| authority.as_str().parse().ok())
             .with_context(|| format!("the server {uri}: expected an IP address and a port"))?;
-        let is_cut = watch::Sender::new(false);
-        let listener = tokio::spawn(accept(listener, upstream, is_cut.subscribe()));
-        Ok(Self { is_cut, listener, kubeconfig: path })
+        let state = watch::Sender::new(LinkState::default());
+        let timer = PreciseTimer::start()?;
+        let listener = tokio::spawn(accept(listener, upstream, state.subscribe(), timer));
+        Ok(Self { state, listener, kubeconfig: path })
     }
 
     /// The kubeconfig that connects to the forwarder.
@@ -59,65 +86,120 @@ impl NetworkLink {
         &self.kubeconfig
     }
 
+    /// Sets the delay for bytes that arrive from now on, and for new connections.
+    pub(crate) fn set_round_trip(&self, round_trip: Duration) {
+        self.state.send_modify(|state| state.round_trip = round_trip);
+    }
+
     /// Stops forwarding. Bytes that were sent meanwhile are forwarded after [`restore`](Self::restore), as
     /// after a retransmission.
     pub(crate) fn cut(&self) {
-        self.is_cut.send_replace(true);
+        self.state.send_modify(|state| state.is_cut = true);
     }
 
     /// Continues forwarding.
     pub(crate) fn restore(&self) {
-        self.is_cut.send_replace(false);
+        self.state.send_modify(|state| state.is_cut = false);
     }
 }
 
-async fn accept(listener: TcpListener, upstream: SocketAddr, is_cut: watch::Receiver<bool>) {
+async fn accept(
+    listener: TcpListener,
+    upstream: SocketAddr,
+    state: watch::Receiver<LinkState>,
+    timer: PreciseTimer,
+) {
     let mut connections = JoinSet::new();
-    while let Ok((stream, _)) = listener.accept().await {
+    while let Ok((client, _)) = listener.accept().await {
         while connections.try_join_next().is_some() {}
-        let is_cut = is_cut.clone();
+        let (state, timer) = (state.clone(), timer.clone());
+        // Do not delay small messages.
+        let _ = client.set_nodelay(true);
+        let connect = async move {
+            let server = TcpStream::connect(upstream).await?;
+            server.set_nodelay(true)?;
+            Ok(server)
+        };
         // An error closes the connection.
-        connections.spawn(async move { drop(serve(stream, upstream, is_cut).await) });
+        connections.spawn(async move { drop(serve(client, connect, state, timer).await) });
     }
 }
 
-async fn serve(client: TcpStream, upstream: SocketAddr, mut is_cut: watch::Receiver<bool>) -> io::Result<()> {
-    is_cut.wait_for(|is_cut| !is_cut).await.map_err(io::Error::other)?;
-    let server = TcpStream::connect(upstream).await?;
-    // Do not delay small messages.
-    client.set_nodelay(true)?;
-    server.set_nodelay(true)?;
-    let (from_client, to_client) = client.into_split();
-    let (from_server, to_server) = server.into_split();
-    let requests = forward(from_client, to_server, is_cut.clone());
-    let responses = forward(from_server, to_client, is_cut);
+/// Connects to the server one round trip later, and forwards both directions until their ends.
+async fn serve<S: AsyncRead + AsyncWrite>(
+    client: impl AsyncRead + AsyncWrite,
+    connect: impl Future<Output = io::Result<S>>,
+    mut state: watch::Receiver<LinkState>,
+    timer: impl Timer,
+) -> io::Result<()> {
+    let round_trip = state.borrow().round_trip;
+    timer.wait_until(Instant::now() + round_trip).await;
+    wait_until_forwarding(&mut state).await?;
+    let server = connect.await?;
+    let (from_client, to_client) = tokio::io::split(client);
+    let (from_server, to_server) = tokio::io::split(server);
+    let requests = forward(from_client, to_server, state.clone(), timer.clone());
+    let responses = forward(from_server, to_client, state, timer);
     tokio::try_join!(requests, responses).map(drop)
 }
 
 /// Forwards one direction of a connection until its end, except while the link is cut.
 async fn forward(
-    mut from: OwnedReadHalf,
-    mut to: OwnedWriteHalf,
-    mut is_cut: watch::Receiver<bool>,
+    from: impl AsyncRead + Unpin,
+    to: impl AsyncWrite + Unpin,
+    state: watch::Receiver<LinkState>,
+    timer: impl Timer,
 ) -> io::Result<()> {
-    let mut buffer = vec![0; BUFFER_BYTES];
+    let (sender, receiver) = mpsc::channel(MAX_CHUNKS);
+    tokio::try_join!(read(from, sender, state.clone()), write(to, receiver, state, timer)).map(drop)
+}
+
+async fn read(
+    mut from: impl AsyncRead + Unpin,
+    chunks: mpsc::Sender<Chunk>,
+    state: watch::Receiver<LinkState>,
+) -> io::Result<()> {
+    let mut buffer = BytesMut::new();
     loop {
-        let length = from.read(&mut buffer).await?;
-        // The link may have been cut while this direction waited for bytes.
-        is_cut.wait_for(|is_cut| !is_cut).await.map_err(io::Error::other)?;
-        if length == 0 {
+        buffer.reserve(CHUNK_BYTES);
+        let length = from.read_buf(&mut buffer).await?;
+        let due = Instant::now() + state.borrow().round_trip / 2;
+        // `write` drops its receiver only if it fails.
+        let is_sent = chunks.send(Chunk { due, bytes: buffer.split().freeze() }).await.is_ok();
+        if length == 0 || !is_sent {
+            return Ok(());
+        }
+    }
+}
+
+async fn write(
+    mut to: impl AsyncWrite + Unpin,
+    mut chunks: mpsc::Receiver<Chunk>,
+    mut state: watch::Receiver<LinkState>,
+    timer: impl Timer,
+) -> io::Result<()> {
+    while let Some(Chunk { due, bytes }) = chunks.recv().await {
+        timer.wait_until(due).await;
+        wait_until_forwarding(&mut state).await?;
+        if bytes.is_empty() {
             return to.shutdown().await;
         }
-        to.write_all(buffer.get(..length).unwrap_or_default()).await?;
+        to.write_all(&bytes).await?;
     }
+    Ok(())
+}
+
+/// Waits while the link is cut.
+async fn wait_until_forwarding(state: &mut watch::Receiver<LinkState>) -> io::Result<()> {
+    state.wait_for(|state| !state.is_cut).await.map(drop).map_err(io::Error::other)
 }
 
 #[cfg(test)]
 mod tests {
-    use std::{fs, time::Duration};
+    use std::fs;
 
     use serde_json::{Value, json};
-    use tokio::time::timeout;
+    use tokio::time::{sleep, sleep_until, timeout};
 
     use super::*;
 
@@ -151,5 +233,77 @@ mod tests {
         assert_eq!(accepted.read_u8().await.unwrap(), b'c');
         drop(new_client);
         assert_eq!(accepted.read(&mut [0]).await.unwrap(), 0, "the end of a connection is forwarded");
+    }
+
+    /// The paused time of a test.
+    #[derive(Clone)]
+    struct PausedTime;
+
+    impl Timer for PausedTime {
+        async fn wait_until(&self, due: Instant) {
+            sleep_until(due).await;
+        }
+    }
+
+    const ROUND_TRIP: Duration = Duration::from_millis(20);
+
+    /// The state of a link with this round trip.
+    fn distant(round_trip: Duration) -> watch::Sender<LinkState> {
+        watch::Sender::new(LinkState { is_cut: false, round_trip })
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_connection_takes_one_round_trip_and_a_request_another_one() {
+        let state = distant(ROUND_TRIP);
+        let (mut client, accepted) = tokio::io::duplex(1024);
+        let (connected, mut server) = tokio::io::duplex(1024);
+        tokio::spawn(serve(accepted, async { Ok(connected) }, state.subscribe(), PausedTime));
+        let started = Instant::now();
+        client.write_u8(b'a').await.unwrap();
+        assert_eq!(server.read_u8().await.unwrap(), b'a');
+        assert_eq!(started.elapsed(), ROUND_TRIP * 3 / 2, "handshake and request");
+        server.write_u8(b'b').await.unwrap();
+        assert_eq!(client.read_u8().await.unwrap(), b'b');
+        assert_eq!(started.elapsed(), ROUND_TRIP * 2, "response");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn bytes_are_delayed_and_not_throttled() {
+        const LENGTH: usize = 8 * 1024 * 1024;
+        let state = distant(ROUND_TRIP);
+        let ((mut sender, from), (to, mut receiver)) =
+            (tokio::io::duplex(CHUNK_BYTES), tokio::io::duplex(CHUNK_BYTES));
+        tokio::spawn(forward(from, to, state.subscribe(), PausedTime));
+        let started = Instant::now();
+        let send = async {
+            sender.write_all(&vec![1; LENGTH]).await.unwrap();
+            assert_eq!(started.elapsed(), Duration::ZERO, "the sender does not wait for the receiver");
+            sleep(Duration::from_millis(3)).await;
+            sender.write_u8(2).await.unwrap();
+        };
+        let receive = async {
+            receiver.read_exact(&mut vec![0; LENGTH]).await.unwrap();
+            assert_eq!(started.elapsed(), ROUND_TRIP / 2, "all bytes that were sent at once");
+            assert_eq!(receiver.read_u8().await.unwrap(), 2);
+            assert_eq!(started.elapsed(), ROUND_TRIP / 2 + Duration::from_millis(3), "a later byte");
+        };
+        tokio::join!(send, receive);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_shorter_distance_keeps_the_order_of_the_bytes() {
+        let state = distant(ROUND_TRIP);
+        let ((mut sender, from), (to, mut receiver)) = (tokio::io::duplex(1024), tokio::io::duplex(1024));
+        tokio::spawn(forward(from, to, state.subscribe(), PausedTime));
+        let started = Instant::now();
+        sender.write_u8(1).await.unwrap();
+        sleep(Duration::from_millis(1)).await;
+        state.send_modify(|state| state.round_trip = Duration::ZERO);
+        sender.write_u8(2).await.unwrap();
+        assert_eq!((receiver.read_u8().await.unwrap(), receiver.read_u8().await.unwrap()), (1, 2));
+        assert_eq!(started.elapsed(), ROUND_TRIP / 2);
+        sender.write_u8(3).await.unwrap();
+        assert_eq!(receiver.read_u8().await.unwrap(), 3);
+        assert_eq!(started.elapsed(), ROUND_TRIP / 2, "no delay is left");
     }
 }
