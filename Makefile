@@ -145,10 +145,10 @@ conformance-matrix: need-root ## run the suites install, provision and replaceme
 	done; test -z "$$failed" || { echo "make conformance-matrix: failed on Kubernetes$$failed" >&2; exit 1; }
 
 .PHONY: bench-peers
-bench-peers: toolchain need-root peers ## compare with the upstream controllers on CLAIMS=2000 claims, into docs/benchmarks.md; LOADS=scheduling,memory runs and prints a part
+bench-peers: toolchain need-root peers ## compare with the upstream controllers on CLAIMS=2000 claims and beside VOLUMES=20000 volumes, into docs/benchmarks.md; LOADS=scheduling,memory runs and prints a part
 	$(CARGO) build --locked --release --package cofferdam --features jemalloc
 	$(CARGO) build --locked --release --package cofferdam-conformance
-	OUTPUT=$(CURDIR)/docs CLAIMS=$(CLAIMS) LOADS=$(LOADS) ITERATIONS=$(ITERATIONS) $(CARGO) run --locked --release --package cofferdam-conformance -- bench-peers
+	OUTPUT=$(CURDIR)/docs CLAIMS=$(CLAIMS) VOLUMES=$(VOLUMES) LOADS=$(LOADS) ITERATIONS=$(ITERATIONS) $(CARGO) run --locked --release --package cofferdam-conformance -- bench-peers
 
 # Before anything is built for half an hour.
 .PHONY: need-root
@@ -156,7 +156,7 @@ need-root:
 	@test "$$(id -u)" -eq 0 || { echo "make conformance: not root: kubelet, mounts and namespaces need it" >&2; exit 1; }
 
 .PHONY: bench-report
-bench-report: toolchain ## write docs/benchmarks.md from docs/benchmarks.json, as bench-peers does
+bench-report: toolchain ## write docs/benchmarks.md, its charts and the figures of README.md from docs/benchmarks.json, as bench-peers does
 	$(CARGO) run --locked --bin conformance -- bench-report docs
 
 .PHONY: bench

@@ -143,6 +143,12 @@ impl Account {
         Ok(Self { roles: roles.iter().map(|role| (*role).to_owned()).collect(), kubeconfig })
     }
 
+    /// The same account with another kubeconfig, such as one that connects to a proxy.
+    #[must_use]
+    pub(crate) fn with_kubeconfig(self, kubeconfig: &Path) -> Self {
+        Self { kubeconfig: kubeconfig.to_owned(), ..self }
+    }
+
     /// The roles of the account.
     #[must_use]
     pub fn roles(&self) -> &[String] {

@@ -61,6 +61,27 @@ pub struct ControlPlaneOptions {
     /// Let pods use the API server, at [`ControlPlane::pod_address`], with the tokens of their service
     /// accounts. The controllers of service accounts have to run.
     pub serves_pods: bool,
+    /// Start etcd with a copy of this data, which [`keep_etcd`] returned, instead of an empty one.
+    pub etcd_data: Option<PathBuf>,
+}
+
+/// Limits of the requests that an upstream program makes per second.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum ClientRates {
+    /// The program's own limits.
+    Default,
+    /// Practically none.
+    Unlimited,
+}
+
+impl ClientRates {
+    /// Flags of kube-controller-manager, kube-scheduler and the sidecars.
+    pub(crate) const fn flags(self) -> &'static [&'static str] {
+        match self {
+            Self::Default => &[],
+            Self::Unlimited => &UNLIMITED,
+        }
+    }
 }
 
 /// A user of the API.
@@ -170,6 +191,9 @@ impl ControlPlane {
         match fs::remove_dir_all(etcd_directory(run)) {
             Err(error) if error.kind() != ErrorKind::NotFound => return Err(error.into()),
             _ => {}
+        }
+        if let Some(data) = &options.etcd_data {
+            copy(data, &etcd_directory(run)).await?;
         }
         let credentials = ClusterCredentials::new(run, port, options.serves_pods)?;
         let mut etcd = ManagedProcess::start(run, etcd_command(run, etcd_port)?)?;
@@ -384,6 +408,35 @@ impl ControlPlane {
         extra_flags: &[String],
     ) -> Result<()> {
         let kubeconfig = self.credentials.kubeconfig(ApiUser::ControllerManager)?;
+        let flags = UNLIMITED.iter().copied().chain(extra_flags.iter().map(String::as_str));
+        let manager = self.controller_manager_at(run, &kubeconfig, controllers, flags).await?;
+        self.controller_manager = Some(manager);
+        Ok(())
+    }
+
+    /// Starts kube-controller-manager with these controllers and client rates on the API server of a
+    /// kubeconfig, whose user is [`ApiUser::ControllerManager`]. Returns the process when it is healthy; its
+    /// caches may not be complete then.
+    ///
+    /// # Errors
+    /// If it does not become healthy. The error contains the end of its log.
+    pub(crate) async fn controller_manager_with_rates(
+        &self,
+        run: &SuiteRun,
+        kubeconfig: &Path,
+        controllers: &str,
+        rates: ClientRates,
+    ) -> Result<ManagedProcess> {
+        self.controller_manager_at(run, kubeconfig, controllers, rates.flags().iter().copied()).await
+    }
+
+    async fn controller_manager_at(
+        &self,
+        run: &SuiteRun,
+        kubeconfig: &Path,
+        controllers: &str,
+        flags: impl Iterator<Item = &str>,
+    ) -> Result<ManagedProcess> {
         let spec =
             CommandSpec::new("kube-controller-manager", run.peers().program("kube-controller-manager")?)
                 .arg(format_args!("--controllers={controllers}"))
@@ -394,10 +447,8 @@ impl ControlPlane {
                     "--service-account-private-key-file={}",
                     self.credentials.directory.join("sa.key").display()
                 ))
-                .args(UNLIMITED)
-                .args(extra_flags);
-        self.controller_manager = Some(self.start_component(run, spec, &kubeconfig).await?);
-        Ok(())
+                .args(flags);
+        self.start_component(run, spec, kubeconfig).await
     }
 
     /// Starts kube-scheduler, and waits until it is healthy.
@@ -450,6 +501,17 @@ impl ControlPlane {
         ensure!(forbidden.is_empty(), "the API has refused our accounts (403): {}", forbidden.join(", "));
         Ok(())
     }
+}
+
+/// Moves etcd's data of a control plane that was stopped to the run's scratch directory, for
+/// [`etcd_data`](ControlPlaneOptions::etcd_data). Returns the directory.
+///
+/// # Errors
+/// If there is no data, or the directory cannot be moved.
+pub fn keep_etcd(run: &SuiteRun, name: &str) -> Result<PathBuf> {
+    let (from, to) = (etcd_directory(run), run.scratch().join(name));
+    fs::rename(&from, &to).with_context(|| format!("cannot move {} to {}", from.display(), to.display()))?;
+    Ok(to)
 }
 
 fn etcd_directory(run: &SuiteRun) -> PathBuf {

@@ -9,14 +9,12 @@ use super::{
     measure::UsageReading,
     recorder::LoadRecorder,
     results::{ConfigurationResults, LoadKind},
-    upper_bound::{self, ProvisioningMode},
+    upper_bound::{self, API_ONLY, BIND_DESCRIPTION, ProvisioningMode},
 };
 use crate::run::SuiteRun;
 
 /// Number of claims of the sequential load.
 const SEQUENTIAL_CLAIMS: usize = 50;
-/// Name of the configuration without controllers, whose throughput is the upper bound for controllers.
-const API_ONLY: &str = "API only";
 
 /// Measures the claim loads on a configuration.
 ///
@@ -100,7 +98,7 @@ pub(super) async fn measure_upper_bound(run: &SuiteRun, claims: usize) -> Result
     plane.stop().await?;
     Ok(ConfigurationResults {
         name: API_ONLY.to_owned(),
-        description: "five writes per claim, made by the clients; no controllers, no watches".to_owned(),
+        description: BIND_DESCRIPTION.to_owned(),
         implementation: None,
         controllers: Vec::new(),
         loads,

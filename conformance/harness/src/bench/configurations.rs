@@ -1,5 +1,7 @@
 //! The configurations of the claim load, and what all configurations share.
 
+use std::path::Path;
+
 use anyhow::{Context as _, Result};
 use futures::future::LocalBoxFuture;
 
@@ -16,7 +18,7 @@ use crate::{
 
 /// Driver name of all configurations, except those of the pod load and of idle memory.
 pub(super) const DRIVER: &str = "bench.conformance.cofferdam.dev";
-const ROLES: [&str; 3] = ["provisioner", "pv-controller", "protection"];
+pub(super) const ROLES: [&str; 3] = ["provisioner", "pv-controller", "protection"];
 
 /// A configuration for the claim load: the controllers, and the driver that they call.
 pub(super) struct BenchmarkConfiguration {
@@ -106,11 +108,24 @@ impl RunningConfiguration {
 /// # Errors
 /// If a component does not become ready.
 pub(super) async fn start_control_plane(run: &SuiteRun) -> Result<ControlPlane> {
-    ControlPlane::start(
-        run,
-        ControlPlaneOptions { is_unlimited: true, is_unaudited: true, ..ControlPlaneOptions::default() },
-    )
-    .await
+    start_control_plane_with(run, None).await
+}
+
+/// As [`start_control_plane`], with a copy of etcd's data.
+///
+/// # Errors
+/// If a component does not become ready.
+pub(super) async fn start_control_plane_with(
+    run: &SuiteRun,
+    etcd_data: Option<&Path>,
+) -> Result<ControlPlane> {
+    let options = ControlPlaneOptions {
+        is_unlimited: true,
+        is_unaudited: true,
+        etcd_data: etcd_data.map(Path::to_owned),
+        ..ControlPlaneOptions::default()
+    };
+    ControlPlane::start(run, options).await
 }
 
 async fn start_upstream(run: &SuiteRun, plane: &mut ControlPlane) -> Result<RunningConfiguration> {

@@ -2,7 +2,20 @@
 
 use std::collections::BTreeMap;
 
-use super::results::{BenchmarkResults, ConfigurationResults, Cost, LoadMeasurement, NodeRoleUsage};
+use super::results::{
+    BenchmarkResults, ConfigurationResults, Cost, FarApi, FullCluster, Lifecycle, LoadMeasurement,
+    NodeRoleUsage, Recovery, ScaleResults,
+};
+
+/// Describes the origin of the values that [`medians`] returns.
+pub(super) fn iterations_text(iterations: usize) -> String {
+    match iterations {
+        1 => "One iteration".to_owned(),
+        iterations => {
+            format!("Medians of {iterations} iterations, each of which measures every configuration")
+        }
+    }
+}
 
 /// The median, or 0 if there are no values.
 fn median(mut values: Vec<f64>) -> f64 {
@@ -80,8 +93,7 @@ fn median_configurations(iterations: &[&[ConfigurationResults]]) -> Vec<Configur
         let same =
             iterations.iter().filter_map(|round| round.iter().find(|other| other.name == results.name));
         let same: Vec<&ConfigurationResults> = same.collect();
-        let loads = results.loads.iter().map(|first| median_load(first, &same)).collect();
-        ConfigurationResults { loads, ..results.clone() }
+        median_results(results, &same)
     };
     first.iter().map(stack).collect()
 }
@@ -92,6 +104,56 @@ fn median_node(iterations: &[&NodeRoleUsage]) -> Option<NodeRoleUsage> {
         publish_p50: median(iterations.iter().map(|node| node.publish_p50).collect()),
         publishes: first.publishes,
     })
+}
+
+fn median_results(results: &ConfigurationResults, same: &[&ConfigurationResults]) -> ConfigurationResults {
+    let loads = results.loads.iter().map(|first| median_load(first, same)).collect();
+    ConfigurationResults { loads, ..results.clone() }
+}
+
+fn median_lifecycle(iterations: &[&Lifecycle]) -> Option<Lifecycle> {
+    let median_of =
+        |field: fn(&Lifecycle) -> f64| median(iterations.iter().map(|lifecycle| field(lifecycle)).collect());
+    (!iterations.is_empty()).then(|| Lifecycle {
+        start_seconds: median_of(|lifecycle| lifecycle.start_seconds),
+        rest_cpu_seconds: median_of(|lifecycle| lifecycle.rest_cpu_seconds),
+        relist: Recovery {
+            seconds: median_of(|lifecycle| lifecycle.relist.seconds),
+            cpu_seconds: median_of(|lifecycle| lifecycle.relist.cpu_seconds),
+        },
+        restart: Recovery {
+            seconds: median_of(|lifecycle| lifecycle.restart.seconds),
+            cpu_seconds: median_of(|lifecycle| lifecycle.restart.cpu_seconds),
+        },
+    })
+}
+
+/// As [`medians`], of the loads `full` and `far`.
+pub(super) fn scale_medians(iterations: &[ScaleResults]) -> ScaleResults {
+    let Some(first) = iterations.first() else { return ScaleResults::default() };
+    let full = |first: &FullCluster| {
+        let same: Vec<&FullCluster> = iterations
+            .iter()
+            .flat_map(|iteration| &iteration.full)
+            .filter(|other| other.volumes == first.volumes && other.results.name == first.results.name)
+            .collect();
+        let results: Vec<_> = same.iter().map(|cluster| &cluster.results).collect();
+        let lifecycles: Vec<_> = same.iter().filter_map(|cluster| cluster.lifecycle.as_ref()).collect();
+        FullCluster {
+            volumes: first.volumes,
+            results: median_results(&first.results, &results),
+            lifecycle: median_lifecycle(&lifecycles),
+        }
+    };
+    let far = |first: &FarApi| {
+        let is_same = |other: &&FarApi| {
+            other.round_trip_ms == first.round_trip_ms && other.results.name == first.results.name
+        };
+        let same = iterations.iter().flat_map(|iteration| &iteration.far).filter(is_same);
+        let results: Vec<_> = same.map(|api| &api.results).collect();
+        FarApi { round_trip_ms: first.round_trip_ms, results: median_results(&first.results, &results) }
+    };
+    ScaleResults { full: first.full.iter().map(full).collect(), far: first.far.iter().map(far).collect() }
 }
 
 /// The median of every measured value. Names, descriptions and numbers of objects and calls are those of the
@@ -129,5 +191,38 @@ mod tests {
         let found = medians_by_name(&maps.iter().collect::<Vec<_>>());
         assert_eq!(found, [("a".to_owned(), 1.0), ("b".to_owned(), 0.0)].into());
         assert_eq!(median_bytes([7_u64, 1, 9].into_iter()), 7);
+    }
+
+    #[test]
+    fn scale_medians_are_of_the_same_cluster_and_configuration() {
+        let cluster = |volumes, name: &str, start_seconds| FullCluster {
+            volumes,
+            results: ConfigurationResults {
+                name: name.to_owned(),
+                description: String::new(),
+                implementation: None,
+                controllers: Vec::new(),
+                loads: Vec::new(),
+            },
+            lifecycle: Some(Lifecycle {
+                start_seconds,
+                rest_cpu_seconds: 0.0,
+                relist: Recovery { seconds: start_seconds, cpu_seconds: 1.0 },
+                restart: Recovery { seconds: 0.0, cpu_seconds: 0.0 },
+            }),
+        };
+        let iterations = [1.0, 9.0, 2.0].map(|seconds| ScaleResults {
+            full: vec![cluster(0, "one", seconds), cluster(5, "one", 50.0), cluster(0, "two", 70.0)],
+            far: Vec::new(),
+        });
+        let medians = scale_medians(&iterations).full;
+        let starts: Vec<_> = medians
+            .iter()
+            .filter_map(|cluster| {
+                let lifecycle = cluster.lifecycle.as_ref()?;
+                Some((cluster.volumes, lifecycle.start_seconds, lifecycle.relist.seconds))
+            })
+            .collect();
+        assert_eq!(starts, [(0, 2.0, 2.0), (5, 50.0, 50.0), (0, 70.0, 70.0)]);
     }
 }

@@ -5,6 +5,7 @@ use std::{
     collections::HashMap,
     convert::Infallible,
     mem,
+    ops::Range,
     sync::Arc,
     time::{Duration, Instant},
 };
@@ -345,6 +346,11 @@ impl ClaimLoad {
         Self { volume_mode: "Block", ..self }
     }
 
+    /// The same load with another client.
+    pub(super) fn with_client(self, client: Client) -> Self {
+        Self { client, ..self }
+    }
+
     pub(super) fn client(&self) -> &Client {
         &self.client
     }
@@ -510,8 +516,19 @@ impl ClaimLoad {
 /// # Errors
 /// The first error.
 pub(super) async fn for_each_user<T>(count: usize, work: impl AsyncFn(usize) -> Result<T>) -> Result<Vec<T>> {
+    for_each_user_in(0..count, work).await
+}
+
+/// As [`for_each_user`], for each number of a range.
+///
+/// # Errors
+/// The first error.
+pub(super) async fn for_each_user_in<T>(
+    numbers: Range<usize>,
+    work: impl AsyncFn(usize) -> Result<T>,
+) -> Result<Vec<T>> {
     let work = &work;
-    stream::iter(0..count)
+    stream::iter(numbers)
         .map(|number| async move { work(number).await })
         .buffer_unordered(CONCURRENT_USERS)
         .try_collect()

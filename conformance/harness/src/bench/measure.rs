@@ -1,6 +1,10 @@
 //! Cost of a load: CPU time and memory by process; requests, watches and watch events at the API server.
 
-use std::{collections::BTreeMap, fs, time::Duration};
+use std::{
+    collections::BTreeMap,
+    fs,
+    time::{Duration, Instant},
+};
 
 use super::results::Cost;
 use crate::process::{self, ManagedProcess};
@@ -11,6 +15,12 @@ use kube::Client;
 const WRITE_VERBS: [&str; 6] = ["POST", "PUT", "PATCH", "APPLY", "DELETE", "DELETECOLLECTION"];
 /// Poll interval of the API server's counters. Each poll uses CPU time of the API server.
 const IDLE_INTERVAL: Duration = Duration::from_millis(500);
+/// Interval over which [`wait_until_at_rest`] measures.
+const REST_INTERVAL: Duration = Duration::from_secs(2);
+/// Maximum share of one CPU at rest.
+const REST_SHARE: f64 = 0.05;
+/// Maximum wait for rest. A controller that never rests is measured as it is.
+const MAX_WAIT_FOR_REST: Duration = Duration::from_secs(60);
 
 /// CPU time of the measured processes and counters of the API server, read at one time.
 #[derive(Clone, Debug)]
@@ -141,6 +151,31 @@ impl ApiCounters {
             _ => {}
         }
     }
+}
+
+/// CPU seconds of processes, without their children.
+///
+/// # Errors
+/// If one has ended.
+pub(super) fn total_cpu_seconds(processes: &[ManagedProcess]) -> Result<f64> {
+    processes.iter().map(cpu_seconds).sum()
+}
+
+/// Waits until processes have used less than 5 % of one CPU for 2 s, at most a minute. Some controllers work
+/// through their caches without writes to the API.
+///
+/// # Errors
+/// If one has ended.
+pub(super) async fn wait_until_at_rest(processes: &[ManagedProcess]) -> Result<()> {
+    let started = Instant::now();
+    while started.elapsed() < MAX_WAIT_FOR_REST {
+        let before = total_cpu_seconds(processes)?;
+        tokio::time::sleep(REST_INTERVAL).await;
+        if total_cpu_seconds(processes)? - before < REST_SHARE * REST_INTERVAL.as_secs_f64() {
+            break;
+        }
+    }
+    Ok(())
 }
 
 /// CPU seconds of a process, without its children.

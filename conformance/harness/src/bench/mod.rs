@@ -2,13 +2,20 @@
 //! On the API server only, no controller runs: clients make all writes, and the measured throughput is the
 //! upper bound for controllers. The pod load and idle memory are measured on the first two only.
 //!
+//! The loads `full` and `far` compare the stacks in a cluster with many volumes, and at a distance from the
+//! API server.
+//!
 //! Each configuration has a fresh control plane. The measurements of idle memory of both implementations use
 //! one control plane. Everything runs on one machine, so only the ratios within a run are meaningful.
 
 mod attachments;
+mod chart;
 mod claims;
 mod configurations;
 mod existing_snapshots;
+mod existing_volumes;
+mod far;
+mod full;
 mod iterations;
 mod load;
 mod measure;
@@ -17,9 +24,12 @@ mod pods;
 mod recorder;
 mod report;
 mod results;
+mod scale_report;
 mod scheduling;
 mod snapshots;
+mod stacks;
 mod subjects;
+mod targets;
 mod upper_bound;
 
 use std::{
@@ -33,8 +43,9 @@ use anyhow::{Context as _, Result, ensure};
 
 use self::{
     configurations::CONFIGURATIONS,
+    existing_volumes::ExistingVolumes,
     report::BenchmarkFiles,
-    results::{BenchmarkEnvironment, BenchmarkReport, BenchmarkResults},
+    results::{BenchmarkEnvironment, BenchmarkReport, BenchmarkResults, ScaleReport, ScaleResults},
     subjects::BenchmarkTask,
 };
 use crate::{implementation::Implementation, run::SuiteRun};
@@ -44,6 +55,9 @@ use crate::{implementation::Implementation, run::SuiteRun};
 const DEFAULT_CLAIMS: usize = 2000;
 /// Number of VolumeSnapshots of [`existing_snapshots`].
 const EXISTING_SNAPSHOTS: usize = 15_000;
+/// Default of the environment variable `VOLUMES`: the number of volumes of the largest cluster of the load
+/// `full`.
+const DEFAULT_VOLUMES: usize = 20_000;
 /// Default of the environment variable `ITERATIONS`: how often each load is measured. The report has the
 /// medians of the iterations.
 const DEFAULT_ITERATIONS: usize = 3;
@@ -72,10 +86,19 @@ enum LoadGroup {
     Scheduling,
     Pods,
     Memory,
+    Full,
+    Far,
+}
+
+impl LoadGroup {
+    /// Results of these groups are a part of their own, which may be measured without the others.
+    const fn is_scale(self) -> bool {
+        matches!(self, Self::Full | Self::Far)
+    }
 }
 
 /// Groups by their names in the environment variable `LOADS`.
-const LOAD_GROUPS: [(&str, LoadGroup); 8] = [
+const LOAD_GROUPS: [(&str, LoadGroup); 10] = [
     ("claims", LoadGroup::Claims),
     ("attachments", LoadGroup::Attachments),
     ("expansion", LoadGroup::Expansion),
@@ -84,14 +107,42 @@ const LOAD_GROUPS: [(&str, LoadGroup); 8] = [
     ("scheduling", LoadGroup::Scheduling),
     ("pods", LoadGroup::Pods),
     ("memory", LoadGroup::Memory),
+    ("full", LoadGroup::Full),
+    ("far", LoadGroup::Far),
 ];
 
-/// The groups in the environment variable `LOADS`, a comma-separated list. `None` if the variable is empty or
-/// not set, which selects all groups.
-fn selected_groups() -> Result<Option<Vec<LoadGroup>>> {
-    let text = env::var("LOADS").unwrap_or_default();
+/// The groups to measure.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Selection(Vec<LoadGroup>);
+
+impl Selection {
+    fn contains(&self, group: LoadGroup) -> bool {
+        self.0.contains(&group)
+    }
+
+    /// True if the results replace those of all groups, or the part of all groups that
+    /// [`is_scale`](LoadGroup::is_scale) names.
+    fn is_publishable(&self) -> bool {
+        let all = |is_wanted: fn(LoadGroup) -> bool| {
+            LOAD_GROUPS.iter().all(|(_, group)| !is_wanted(*group) || self.contains(*group))
+        };
+        all(|_| true) || (self.is_scale_only() && all(LoadGroup::is_scale))
+    }
+
+    fn is_scale_only(&self) -> bool {
+        self.0.iter().all(|group| group.is_scale())
+    }
+
+    fn has_scale(&self) -> bool {
+        self.0.iter().any(|group| group.is_scale())
+    }
+}
+
+/// The groups in the value of the environment variable `LOADS`, a comma-separated list. An empty value
+/// selects all groups.
+fn selected_groups(text: &str) -> Result<Selection> {
     if text.is_empty() {
-        return Ok(None);
+        return Ok(Selection(LOAD_GROUPS.map(|(_, group)| group).to_vec()));
     }
     let group = |name: &str| {
         let found = LOAD_GROUPS.iter().find(|(known, _)| *known == name).map(|(_, group)| *group);
@@ -99,51 +150,79 @@ fn selected_groups() -> Result<Option<Vec<LoadGroup>>> {
             format!("LOADS={text}: {name:?} is none of {}", LOAD_GROUPS.map(|(name, _)| name).join(", "))
         })
     };
-    text.split(',').map(group).collect::<Result<_>>().map(Some)
+    text.split(',').map(group).collect::<Result<_>>().map(Selection)
 }
 
 /// Measures everything, or the groups in the environment variable `LOADS`, and prints the report at the end.
 /// Writes the results to the directory in the environment variable `OUTPUT`; to the run's directory if
-/// `OUTPUT` is not set, or `LOADS` selects groups.
+/// `OUTPUT` is not set, or `LOADS` selects groups other than `full,far`, which have a part of their own in
+/// the results.
 ///
 /// # Errors
 /// If something does not run, or a load does not finish.
 pub(crate) async fn run(run: &SuiteRun) -> Result<()> {
     ensure!(!cfg!(debug_assertions), "this build is not optimised: expected `make bench-peers`");
     let claims = env_number("CLAIMS", DEFAULT_CLAIMS)?;
-    let selected = selected_groups()?;
-    let output = env::var_os("OUTPUT").filter(|_| selected.is_none());
-    let output = output.map_or_else(|| run.directory().to_owned(), PathBuf::from);
-    let is_selected = |part: LoadGroup| selected.as_ref().is_none_or(|selected| selected.contains(&part));
+    let selection = selected_groups(&env::var("LOADS").unwrap_or_default())?;
+    let output = env::var_os("OUTPUT").filter(|_| selection.is_publishable());
+    let files =
+        BenchmarkFiles::in_directory(&output.map_or_else(|| run.directory().to_owned(), PathBuf::from));
     let iteration_count = env_number("ITERATIONS", DEFAULT_ITERATIONS)?;
     // Idle memory does not vary as speed does: one measurement is enough.
-    let memory = match is_selected(LoadGroup::Memory) {
+    let memory = match selection.contains(LoadGroup::Memory) {
         true => Some(memory::measure(run, claims * 5).await?),
         false => None,
     };
-    let existing_snapshots = match is_selected(LoadGroup::ExistingSnapshots) {
+    let existing_snapshots = match selection.contains(LoadGroup::ExistingSnapshots) {
         true => Some(existing_snapshots::measure(run, EXISTING_SNAPSHOTS).await?),
         false => None,
     };
+    let clusters = match selection.contains(LoadGroup::Full) {
+        true => {
+            existing_volumes::create(run, &cluster_sizes(env_number("VOLUMES", DEFAULT_VOLUMES)?)).await?
+        }
+        false => Vec::new(),
+    };
     let environment = environment(claims);
-    let (files, mut iterations) = (BenchmarkFiles::in_directory(&output), Vec::new());
+    let kept = if selection.is_scale_only() { files.read()? } else { None };
+    let mut report = kept.unwrap_or_else(|| BenchmarkReport {
+        environment: environment.clone(),
+        ..BenchmarkReport::default()
+    });
+    let (mut iterations, mut scale_iterations) = (Vec::new(), Vec::new());
     for number in 1..=iteration_count {
         // Progress: an iteration takes minutes.
         let _ = writeln!(io::stderr(), "iteration {number} of {iteration_count}");
-        iterations.push(run_iteration(run, claims, is_selected).await?);
-        let medians = BenchmarkResults {
-            memory: memory.clone(),
-            existing_snapshots: existing_snapshots.clone(),
-            ..iterations::medians(&iterations)
-        };
-        let (environment, iterations) = (environment.clone(), iterations.clone());
+        if !selection.is_scale_only() {
+            iterations.push(run_iteration(run, claims, &selection).await?);
+            report.iterations.clone_from(&iterations);
+            report.medians = BenchmarkResults {
+                memory: memory.clone(),
+                existing_snapshots: existing_snapshots.clone(),
+                ..iterations::medians(&iterations)
+            };
+        }
+        if selection.has_scale() {
+            scale_iterations.push(run_scale_iteration(run, &clusters, &selection).await?);
+            report.scale = Some(ScaleReport {
+                environment: environment.clone(),
+                medians: iterations::scale_medians(&scale_iterations),
+                iterations: scale_iterations.clone(),
+            });
+        }
         // Written after every iteration, in case the run is interrupted.
-        files.write(&BenchmarkReport { environment, medians, iterations })?;
+        files.write(&report)?;
     }
     files.print_markdown()
 }
 
-/// Writes benchmarks.md from benchmarks.json, both in this directory.
+/// Numbers of existing volumes of the load `full`.
+fn cluster_sizes(most: usize) -> [usize; 3] {
+    [0, most / 4, most]
+}
+
+/// Writes benchmarks.md and its charts from benchmarks.json, all in this directory, and the part of the
+/// README of its parent that has the figures.
 ///
 /// # Errors
 /// If a file cannot be read or written.
@@ -169,11 +248,8 @@ fn environment(claims: usize) -> BenchmarkEnvironment {
 }
 
 /// Runs every selected load on every configuration once. Does not measure idle memory.
-async fn run_iteration(
-    run: &SuiteRun,
-    claims: usize,
-    is_selected: impl Fn(LoadGroup) -> bool,
-) -> Result<BenchmarkResults> {
+async fn run_iteration(run: &SuiteRun, claims: usize, selection: &Selection) -> Result<BenchmarkResults> {
+    let is_selected = |group| selection.contains(group);
     let mut results = BenchmarkResults::default();
     if is_selected(LoadGroup::Claims) {
         for stack in CONFIGURATIONS {
@@ -204,4 +280,42 @@ async fn run_iteration(
         }
     }
     Ok(results)
+}
+
+/// Measures the selected loads `full` and `far` once.
+async fn run_scale_iteration(
+    run: &SuiteRun,
+    clusters: &[ExistingVolumes],
+    selection: &Selection,
+) -> Result<ScaleResults> {
+    let mut results = ScaleResults::default();
+    if selection.contains(LoadGroup::Full) {
+        results.full = full::measure(run, clusters).await?;
+    }
+    if selection.contains(LoadGroup::Far) {
+        results.far = far::measure(run).await?;
+    }
+    Ok(results)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_complete_results_replace_others() {
+        for (loads, is_publishable, is_scale_only) in [
+            ("", true, false),
+            ("full,far", true, true),
+            ("full", false, true),
+            ("claims,full,far", false, false),
+            ("claims", false, false),
+        ] {
+            let selection = selected_groups(loads).unwrap();
+            assert_eq!(selection.is_publishable(), is_publishable, "{loads}");
+            assert_eq!(selection.is_scale_only(), is_scale_only, "{loads}");
+        }
+        let error = selected_groups("fall").unwrap_err().to_string();
+        assert!(error.starts_with("LOADS=fall: \"fall\" is none of claims, "), "{error}");
+    }
 }

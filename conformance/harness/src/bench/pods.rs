@@ -223,6 +223,7 @@ pub(super) async fn measure(
         node_monitor_grace: None,
         has_audited_bodies: false,
         serves_pods: false,
+        etcd_data: None,
     };
     let plane = ControlPlane::start(run, options).await?;
     let client = plane.client().clone();

@@ -1,7 +1,8 @@
-//! The Markdown report: targets first, then all measurements.
+//! The Markdown report: the loads `full` and `far` first, then the targets of the other loads, then all
+//! measurements.
 
 use std::{
-    collections::{BTreeMap, BTreeSet},
+    collections::BTreeSet,
     fmt::Write as _,
     fs,
     io::{self, Write as _},
@@ -11,42 +12,80 @@ use std::{
 use anyhow::{Context as _, Result};
 
 use super::{
+    iterations::iterations_text,
     load::CONCURRENT_USERS,
     results::{
-        BenchmarkEnvironment, BenchmarkReport, BenchmarkResults, ConfigurationResults, ExistingSnapshots,
-        LoadKind, LoadMeasurement, NodeRoleUsage, ResidentMemory,
+        BenchmarkEnvironment, BenchmarkReport, BenchmarkResults, ConfigurationResults, LoadKind,
+        LoadMeasurement,
+    },
+    scale_report,
+    targets::{
+        attach_targets, claim_targets, existing_snapshots_section, expansion_targets, memory_section,
+        node_section, scheduling_targets, snapshot_targets, targets_section,
     },
 };
-use crate::implementation::Implementation;
 
-/// The files of the results: benchmarks.json, and benchmarks.md, which is written from it.
+/// The files of the results: benchmarks.json; and benchmarks.md, its charts and a part of README.md, which
+/// are written from it.
 pub(super) struct BenchmarkFiles {
-    json: PathBuf,
-    markdown: PathBuf,
+    directory: PathBuf,
 }
+
+/// Name of the directory of the charts.
+const CHARTS: &str = "benchmarks";
+/// Lines of README.md around the part that is written.
+const README_MARKERS: [&str; 2] = ["<!-- benchmarks -->\n", "<!-- end of benchmarks -->\n"];
 
 impl BenchmarkFiles {
     pub(super) fn in_directory(directory: &Path) -> Self {
-        Self { json: directory.join("benchmarks.json"), markdown: directory.join("benchmarks.md") }
+        Self { directory: directory.to_owned() }
     }
 
-    /// Writes both files.
+    fn json(&self) -> PathBuf {
+        self.directory.join("benchmarks.json")
+    }
+
+    fn markdown(&self) -> PathBuf {
+        self.directory.join("benchmarks.md")
+    }
+
+    /// Reads benchmarks.json. `None` if there is none.
+    ///
+    /// # Errors
+    /// If it cannot be read.
+    pub(super) fn read(&self) -> Result<Option<BenchmarkReport>> {
+        let json = self.json();
+        if !json.exists() {
+            return Ok(None);
+        }
+        let context = || json.display().to_string();
+        let text = fs::read_to_string(&json).with_context(context)?;
+        serde_json::from_str(&text).with_context(context)
+    }
+
+    /// Writes all files.
     ///
     /// # Errors
     /// If one cannot be written.
     pub(super) fn write(&self, report: &BenchmarkReport) -> Result<()> {
         // A JSON value sorts the fields by name.
         let json = serde_json::to_string_pretty(&serde_json::to_value(report)?)? + "\n";
-        fs::write(&self.json, json).with_context(|| self.json.display().to_string())?;
+        fs::write(self.json(), json).with_context(|| self.json().display().to_string())?;
         self.write_markdown()
     }
 
-    /// Writes benchmarks.md from benchmarks.json.
+    /// Writes the other files from benchmarks.json.
     ///
     /// # Errors
     /// If a file cannot be read or written.
     pub(super) fn write_markdown(&self) -> Result<()> {
-        fs::write(&self.markdown, self.render()?).with_context(|| self.markdown.display().to_string())
+        for (path, text) in self.render()? {
+            if let Some(directory) = path.parent() {
+                fs::create_dir_all(directory)?;
+            }
+            fs::write(&path, text).with_context(|| path.display().to_string())?;
+        }
+        Ok(())
     }
 
     /// Prints benchmarks.md.
@@ -54,16 +93,37 @@ impl BenchmarkFiles {
     /// # Errors
     /// If it cannot be read, or stdout is closed.
     pub(super) fn print_markdown(&self) -> Result<()> {
-        Ok(writeln!(io::stdout(), "{}", fs::read_to_string(&self.markdown)?)?)
+        Ok(writeln!(io::stdout(), "{}", fs::read_to_string(self.markdown())?)?)
     }
 
-    /// The text of benchmarks.md.
-    fn render(&self) -> Result<String> {
-        let context = || self.json.display().to_string();
-        let json = fs::read_to_string(&self.json).with_context(context)?;
-        Ok(markdown(&serde_json::from_str(&json).with_context(context)?))
+    /// The files that are written from benchmarks.json, with their contents.
+    fn render(&self) -> Result<Vec<(PathBuf, String)>> {
+        let report = self.read()?.with_context(|| format!("{} is missing", self.json().display()))?;
+        let mut files = vec![(self.markdown(), markdown(&report))];
+        let Some(scale) = &report.scale else { return Ok(files) };
+        for (name, chart) in scale_report::charts(&scale.medians) {
+            files.push((self.directory.join(CHARTS).join(format!("{name}.svg")), chart.to_svg()));
+        }
+        let readme = self.directory.join("../README.md");
+        if let Some(lines) = scale_report::summary(&scale.medians).filter(|_| readme.exists()) {
+            let text = fs::read_to_string(&readme)?;
+            let replaced = replace_between(&text, README_MARKERS, &format!("\n{lines}\n"));
+            files.push((readme.clone(), replaced.with_context(|| readme.display().to_string())?));
+        }
+        Ok(files)
     }
 }
+
+/// Replaces the text between the only two markers.
+fn replace_between(text: &str, [start, end]: [&str; 2], new: &str) -> Result<String> {
+    let parts = text.split_once(start).and_then(|(before, rest)| Some((before, rest.split_once(end)?.1)));
+    let (before, after) = parts.with_context(|| format!("expected the lines {start:?} and {end:?}"))?;
+    Ok(format!("{before}{start}{new}{end}{after}"))
+}
+
+/// The writes that clients make for each claim that they bind to a new volume.
+pub(super) const BIND_WRITES: &str =
+    "the claim, its volume, the volume's status, the claim, and the claim's status";
 
 /// Title of each load's section in the report, in the order of the sections.
 const LOAD_TITLES: [(LoadKind, &str); 13] = [
@@ -86,61 +146,21 @@ const LOAD_TITLES: [(LoadKind, &str); 13] = [
     ),
 ];
 
-/// Header of a table of targets.
-const TARGET_TABLE_HEADER: &str =
-    "| metric | target | measured | API only | result |\n|---|---:|---:|---:|---|\n";
-
-/// A measured value and its target.
-struct PerformanceTarget {
-    metric: &'static str,
-    target: f64,
-    /// True if the target is a minimum, false if it is a maximum.
-    is_minimum: bool,
-    unit: &'static str,
-    measured: f64,
-    /// The same metric of the API server without controllers, which is the upper bound for controllers.
-    /// `None` if the metric is no throughput relative to upstream, or this load was not measured without
-    /// controllers.
-    upper_bound: Option<f64>,
-}
-
-impl PerformanceTarget {
-    const fn at_least(metric: &'static str, target: f64, unit: &'static str, measurement: f64) -> Self {
-        Self { metric, target, is_minimum: true, unit, measured: measurement, upper_bound: None }
-    }
-
-    const fn at_most(metric: &'static str, target: f64, unit: &'static str, measurement: f64) -> Self {
-        Self { metric, target, is_minimum: false, unit, measured: measurement, upper_bound: None }
-    }
-
-    /// A target for Cofferdam's throughput divided by upstream's. `api_only` is the load on the API server
-    /// without controllers, whose throughput is the upper bound for controllers; `None` if not measured.
-    fn throughput_ratio(
-        metric: &'static str,
-        target: f64,
-        [cofferdam, upstream]: [&LoadMeasurement; 2],
-        api_only: Option<&LoadMeasurement>,
-    ) -> Self {
-        let ratio = |measurement: &LoadMeasurement| measurement.per_second / upstream.per_second;
-        Self { upper_bound: api_only.map(ratio), ..Self::at_least(metric, target, "×", ratio(cofferdam)) }
-    }
-
-    fn is_met(&self) -> bool {
-        if self.is_minimum { self.measured >= self.target } else { self.measured <= self.target }
-    }
-}
-
 /// The whole report as Markdown.
 fn markdown(report: &BenchmarkReport) -> String {
     let all = &report.medians;
-    let mut text = header(report);
-    let of = match report.iterations.len() {
-        1 => "one iteration".to_owned(),
-        iterations => {
-            format!("medians of {iterations} iterations, each of which measures every configuration")
-        }
-    };
-    let _ = write!(text, "\n## Targets\n\nRatios within one run: {of}.\n");
+    let mut text = "# Cofferdam and upstream side by side\n".to_owned();
+    text.extend(report.scale.as_ref().map(|scale| scale_report::section(scale, CHARTS)));
+    if report.iterations.is_empty() {
+        return text;
+    }
+    text.push_str(&header(report));
+    let of = iterations_text(report.iterations.len());
+    let _ = write!(
+        text,
+        "\n## Targets\n\nRatios within one run. {of}.\nThe API server fills the processors of this machine: \
+         multiples of the upstream throughput have no target, because API only limits them.\n"
+    );
     text.push_str(&targets_section(&all.claims, claim_targets));
     text.push_str(&targets_section(&all.attachments, attach_targets));
     text.push_str(&targets_section(&all.expansion, expansion_targets));
@@ -171,127 +191,11 @@ fn all_configurations(all: &BenchmarkResults) -> Vec<ConfigurationResults> {
     [claims.as_slice(), attachments, growth, snapshots, placed, pods].concat()
 }
 
-/// A function that returns the targets of a load. Its arguments are the results of Cofferdam, upstream and,
-/// if measured, the API server only. The result is `None` if a measurement that a target needs is missing.
-type TargetsFn = fn(
-    &ConfigurationResults,
-    &ConfigurationResults,
-    Option<&ConfigurationResults>,
-) -> Option<Vec<PerformanceTarget>>;
-
-/// Tables of targets, one for each configuration of Cofferdam. A table is empty if `targets` returns `None`
-/// or upstream was not measured.
-fn targets_section(all: &[ConfigurationResults], targets: TargetsFn) -> String {
-    let mut text = String::new();
-    let upstream = all.iter().find(|results| results.implementation == Some(Implementation::Upstream));
-    let api_only = all.iter().find(|results| results.implementation.is_none());
-    for cofferdam in all.iter().filter(|results| results.implementation == Some(Implementation::Cofferdam)) {
-        let _ = write!(text, "\n### {}\n\n{TARGET_TABLE_HEADER}", cofferdam.name);
-        let targets =
-            upstream.and_then(|upstream| targets(cofferdam, upstream, api_only)).unwrap_or_default();
-        text.push_str(&target_rows(&targets));
-    }
-    text
-}
-
-/// Converts bytes to megabytes.
-fn megabytes(bytes: u64) -> f64 {
-    #[expect(clippy::cast_precision_loss, reason = "fewer bytes than a float has digits")]
-    let bytes = bytes as f64;
-    bytes / 1_000_000.0
-}
-
-/// The section of idle memory: the target for Cofferdam, and the memory of the upstream processes.
-fn memory_section(memory: &ResidentMemory) -> String {
-    let ResidentMemory { objects, drivers, nodes, cofferdam_bytes: ours, upstream_bytes: theirs } = memory;
-    let target = PerformanceTarget::at_most(
-        "resident memory of all roles in one process",
-        60.0,
-        "MB",
-        megabytes(*ours),
-    );
-    let each = join(theirs.iter().map(|(name, bytes)| format!("{name} {:.0}", megabytes(*bytes))));
-    format!(
-        "\n### All roles when idle\n\n{TARGET_TABLE_HEADER}{}\nWith {objects} each of volumes, claims, \
-         VolumeAttachments and pods, {nodes} nodes and {drivers} drivers on \
-         sockets.\nThe {} upstream processes take {:.0} MB for the same: {each}.\n",
-        target_rows(&[target]),
-        1 + 3 * drivers,
-        megabytes(theirs.values().sum()),
-    )
-}
-
-/// The section of a cluster with many VolumeSnapshots, with the targets.
-fn existing_snapshots_section(found: &ExistingSnapshots) -> String {
-    #[expect(clippy::cast_precision_loss, reason = "a load has fewer objects than a float has digits")]
-    let existing = found.existing as f64;
-    let kilobytes = 1_000.0 * megabytes(found.bytes.saturating_sub(found.empty_bytes)) / existing;
-    let targets = [
-        PerformanceTarget::at_most(
-            "one more snapshot: created → ready, longest",
-            1.0,
-            "s",
-            found.max_seconds,
-        ),
-        PerformanceTarget::at_most(
-            "resident memory for each snapshot and its content",
-            1.024,
-            "kB",
-            kilobytes,
-        ),
-    ];
-    format!(
-        "\n### Many existing VolumeSnapshots\n\n{TARGET_TABLE_HEADER}{}\nWith {} VolumeSnapshots, each with its \
-         content. The median of the times is {:.2} s; the process takes {:.0} MB without a VolumeSnapshot.\n",
-        target_rows(&targets),
-        found.existing,
-        found.median_seconds,
-        megabytes(found.empty_bytes),
-    )
-}
-
-/// The section of the roles `node`, `registrar` and `liveness`, with their targets.
-fn node_section(node: &NodeRoleUsage) -> String {
-    let memory = megabytes(node.resident_bytes);
-    let targets = [
-        PerformanceTarget::at_most(
-            "resident memory of `node`, `registrar` and `liveness` in one process after the load",
-            12.0,
-            "MB",
-            memory,
-        ),
-        PerformanceTarget::at_most("`NodePublishVolume` of a directory, p50", 2.0, "ms", node.publish_p50),
-    ];
-    format!("\n### Node roles\n\n{TARGET_TABLE_HEADER}{}", target_rows(&targets))
-}
-
-fn target_rows(targets: &[PerformanceTarget]) -> String {
-    let mut text = String::new();
-    for aim in targets {
-        let (sign, verdict) =
-            (if aim.is_minimum { "≥" } else { "≤" }, if aim.is_met() { "met" } else { "missed" });
-        let PerformanceTarget {
-            metric: what,
-            target: wanted,
-            unit,
-            measured: measurement,
-            upper_bound: possible,
-            ..
-        } = aim;
-        let possible = possible.map(|possible| format!("{possible:.2} {unit}")).unwrap_or_default();
-        let _ = writeln!(
-            text,
-            "| {what} | {sign} {wanted} {unit} | {measurement:.2} {unit} | {possible} | {verdict} |"
-        );
-    }
-    text
-}
-
 fn header(report: &BenchmarkReport) -> String {
     let BenchmarkReport { environment, medians, .. } = report;
     let BenchmarkEnvironment { date, cores, processor, kernel, claims } = environment;
     let mut text = format!(
-        "# Cofferdam and upstream side by side\n\n\
+        "\n## An empty cluster\n\n\
          Generated by `make bench-peers CLAIMS={claims}` on {date}; do not edit.\n\
          {cores} cores of {processor}, Linux {kernel}; etcd, kube-apiserver, controllers and clients share \
          them, and etcd writes to memory.\n\
@@ -305,212 +209,6 @@ fn header(report: &BenchmarkReport) -> String {
         let _ = writeln!(text, "| {} | {} |", results.name, results.description);
     }
     text
-}
-
-/// Targets of the claim load. `None` if a measurement that a target needs is missing.
-fn claim_targets(
-    cofferdam: &ConfigurationResults,
-    upstream: &ConfigurationResults,
-    api_only: Option<&ConfigurationResults>,
-) -> Option<Vec<PerformanceTarget>> {
-    let api_only = api_only?;
-    let (bound, deleted, bind_static) = (
-        cofferdam.load(LoadKind::BindDynamic)?,
-        cofferdam.load(LoadKind::DeleteClaims)?,
-        cofferdam.load(LoadKind::BindStatic)?,
-    );
-    let peer = upstream.load(LoadKind::BindDynamic)?;
-    let ratio =
-        |cofferdam: &LoadMeasurement, upstream: &LoadMeasurement| cofferdam.per_second / upstream.per_second;
-    let memory = |results: &ConfigurationResults, measurement: &LoadMeasurement| {
-        #[expect(clippy::cast_precision_loss, reason = "fewer bytes than a float has digits")]
-        let bytes =
-            measurement.cost.memory.iter().map(|(name, bytes)| (name.clone(), *bytes as f64)).collect();
-        controller_sum(results, &bytes)
-    };
-    Some(vec![
-        PerformanceTarget::throughput_ratio(
-            "created → Bound, throughput relative to upstream",
-            3.0,
-            [bound, peer],
-            api_only.load(LoadKind::BindDynamic),
-        ),
-        PerformanceTarget::at_least(
-            "created → Bound, throughput relative to API only",
-            65.0,
-            "%",
-            100.0 * ratio(bound, api_only.load(LoadKind::BindDynamic)?),
-        ),
-        PerformanceTarget::at_most(
-            "created → Bound, p99 relative to upstream",
-            25.0,
-            "%",
-            100.0 * bound.p99 / peer.p99,
-        ),
-        PerformanceTarget::throughput_ratio(
-            "deleted → removed, throughput relative to upstream",
-            3.0,
-            [deleted, upstream.load(LoadKind::DeleteClaims)?],
-            api_only.load(LoadKind::DeleteClaims),
-        ),
-        PerformanceTarget::throughput_ratio(
-            "static volume → Bound, throughput relative to upstream",
-            5.0,
-            [bind_static, upstream.load(LoadKind::BindStatic)?],
-            api_only.load(LoadKind::BindStatic),
-        ),
-        // The create of the claim is the client's.
-        PerformanceTarget::at_most(
-            "API writes per claim, without the client's own",
-            5.5,
-            "",
-            bound.cost.writes - 1.0,
-        ),
-        PerformanceTarget::at_most(
-            "controller CPU per claim, relative to upstream",
-            20.0,
-            "%",
-            100.0 * controller_cpu(cofferdam, bound) / controller_cpu(upstream, peer),
-        ),
-        PerformanceTarget::at_most(
-            "controller memory after the load, relative to upstream",
-            12.5,
-            "%",
-            100.0 * memory(cofferdam, bound) / memory(upstream, peer),
-        ),
-        PerformanceTarget::at_most(
-            "sequential claims, p50",
-            20.0,
-            "ms",
-            cofferdam.load(LoadKind::BindSequentially)?.p50,
-        ),
-    ])
-}
-
-/// A target for the throughput of a load of this kind, relative to upstream. `None` if Cofferdam or upstream
-/// has no measurement of it.
-fn throughput_target(
-    metric: &'static str,
-    target: f64,
-    kind: LoadKind,
-    [cofferdam, upstream]: [&ConfigurationResults; 2],
-    api_only: Option<&ConfigurationResults>,
-) -> Option<PerformanceTarget> {
-    let api_only = api_only.and_then(|api_only| api_only.load(kind));
-    Some(PerformanceTarget::throughput_ratio(
-        metric,
-        target,
-        [cofferdam.load(kind)?, upstream.load(kind)?],
-        api_only,
-    ))
-}
-
-/// Targets of the loads that attach and detach. `None` if a measurement that a target needs is missing.
-fn attach_targets(
-    cofferdam: &ConfigurationResults,
-    upstream: &ConfigurationResults,
-    api_only: Option<&ConfigurationResults>,
-) -> Option<Vec<PerformanceTarget>> {
-    let both = [cofferdam, upstream];
-    Some(vec![
-        throughput_target(
-            "created → attached, throughput relative to upstream",
-            2.5,
-            LoadKind::Attach,
-            both,
-            api_only,
-        )?,
-        throughput_target(
-            "deleted → removed, throughput relative to upstream",
-            2.5,
-            LoadKind::Detach,
-            both,
-            api_only,
-        )?,
-    ])
-}
-
-/// Targets of the load that expands claims. `None` if a measurement that a target needs is missing.
-fn expansion_targets(
-    cofferdam: &ConfigurationResults,
-    upstream: &ConfigurationResults,
-    api_only: Option<&ConfigurationResults>,
-) -> Option<Vec<PerformanceTarget>> {
-    Some(vec![throughput_target(
-        "larger request → capacity, throughput relative to upstream",
-        2.5,
-        LoadKind::Expand,
-        [cofferdam, upstream],
-        api_only,
-    )?])
-}
-
-/// Targets of the snapshot loads. `upstream` is the first configuration, with default rates, for which only
-/// the burst is measured. `None` if a measurement that a target needs is missing.
-fn snapshot_targets(
-    cofferdam: &ConfigurationResults,
-    upstream: &ConfigurationResults,
-    api_only: Option<&ConfigurationResults>,
-) -> Option<Vec<PerformanceTarget>> {
-    let (burst, taken) =
-        (cofferdam.load(LoadKind::TakeSnapshotBurst)?, cofferdam.load(LoadKind::TakeSnapshots)?);
-    let upstream_burst = upstream.load(LoadKind::TakeSnapshotBurst)?;
-    let possible = api_only?.load(LoadKind::TakeSnapshots)?;
-    Some(vec![
-        PerformanceTarget::at_most("80 snapshots at once, until the last is ready", 3.0, "s", burst.seconds),
-        PerformanceTarget::at_least(
-            "created → ready, throughput relative to API only",
-            70.0,
-            "%",
-            100.0 * taken.per_second / possible.per_second,
-        ),
-        PerformanceTarget::throughput_ratio(
-            "created → ready, throughput relative to upstream's burst at default rates",
-            5.0,
-            [taken, upstream_burst],
-            Some(possible),
-        ),
-        PerformanceTarget::at_most(
-            "controller CPU per snapshot of the burst, relative to upstream at default rates",
-            25.0,
-            "%",
-            100.0 * controller_cpu(cofferdam, burst) / controller_cpu(upstream, upstream_burst),
-        ),
-    ])
-}
-
-/// Targets of the scheduling load. `None` if a measurement that a target needs is missing.
-fn scheduling_targets(
-    cofferdam: &ConfigurationResults,
-    upstream: &ConfigurationResults,
-    api_only: Option<&ConfigurationResults>,
-) -> Option<Vec<PerformanceTarget>> {
-    let share = |flow| {
-        Some(
-            100.0 * controller_cpu(cofferdam, cofferdam.load(flow)?)
-                / controller_cpu(upstream, upstream.load(flow)?),
-        )
-    };
-    let what = "pod scheduled → `volumesAttached`, throughput relative to upstream";
-    Some(vec![
-        throughput_target(what, 3.0, LoadKind::SchedulePods, [cofferdam, upstream], api_only)?,
-        PerformanceTarget::at_most(
-            "controller CPU per pod, relative to upstream",
-            33.3,
-            "%",
-            share(LoadKind::SchedulePods)?,
-        ),
-    ])
-}
-
-/// CPU milliseconds per object of the load, summed over the controllers of a configuration.
-fn controller_cpu(results: &ConfigurationResults, measurement: &LoadMeasurement) -> f64 {
-    controller_sum(results, &measurement.cost.cpu)
-}
-
-/// Sum of the values in `by_process` of the controllers of a configuration.
-fn controller_sum(results: &ConfigurationResults, by_process: &BTreeMap<String, f64>) -> f64 {
-    results.controllers.iter().filter_map(|name| by_process.get(name)).sum()
 }
 
 fn load_section(all: &[ConfigurationResults], kind: LoadKind, title: &str) -> String {
@@ -540,8 +238,51 @@ fn load_section(all: &[ConfigurationResults], kind: LoadKind, title: &str) -> St
         );
     }
     let measured: Vec<_> = rows().collect();
+    if measured.iter().any(|(results, _)| results.implementation.is_none()) {
+        text.extend(api_only_writes(kind).map(|writes| format!("\nAPI only writes {writes}.\n")));
+    }
     text.push_str(&requests_table(&measured));
     text
+}
+
+/// The writes that clients make for each object if there are no controllers. `None` for loads that are not
+/// measured so.
+const fn api_only_writes(kind: LoadKind) -> Option<&'static str> {
+    Some(match kind {
+        LoadKind::BindSequentially | LoadKind::BindDynamic => BIND_WRITES,
+        LoadKind::BindStatic => {
+            "the claim, the volume's reference to the claim, the volume's status, the claim, and the claim's \
+             status"
+        }
+        LoadKind::DeleteClaims => {
+            "the deletion of the claim, its finalizers, the volume's status, the deletion of the volume, and \
+             its finalizers"
+        }
+        LoadKind::Attach => {
+            "the VolumeAttachment, the volume's finalizers, the VolumeAttachment's annotations and \
+             finalizers, and its status"
+        }
+        LoadKind::Detach => "the deletion of the VolumeAttachment, and its finalizers",
+        LoadKind::Expand => {
+            "the claim's request, its status, the volume's capacity, and the claim's status again"
+        }
+        LoadKind::TakeSnapshotBurst | LoadKind::TakeSnapshots => {
+            "the VolumeSnapshot, its finalizers twice and its status twice, the claim's finalizers twice, \
+             the content, its annotations twice, and its status"
+        }
+        LoadKind::DeleteSnapshots => {
+            "the deletions of the VolumeSnapshot and of the content, the finalizers of the former twice and \
+             of the latter once, and the content's annotations and status"
+        }
+        LoadKind::SchedulePods => {
+            "the pod, the VolumeAttachment, the volume's finalizers, the VolumeAttachment's annotations and \
+             finalizers, and its status"
+        }
+        LoadKind::DeletePods => {
+            "the deletion of the pod, the deletion of the VolumeAttachment, and its finalizers"
+        }
+        LoadKind::RunPods => return None,
+    })
 }
 
 /// Requests per object: a row for each request, a column for each configuration.
@@ -564,12 +305,12 @@ fn requests_table(measured: &[(&ConfigurationResults, &LoadMeasurement)]) -> Str
     text
 }
 
-fn join(parts: impl Iterator<Item = String>) -> String {
+pub(super) fn join(parts: impl Iterator<Item = String>) -> String {
     parts.collect::<Vec<_>>().join(", ")
 }
 
 /// Formats milliseconds.
-fn format_milliseconds(milliseconds: f64) -> String {
+pub(super) fn format_milliseconds(milliseconds: f64) -> String {
     if milliseconds < 1000.0 {
         format!("{milliseconds:.1} ms")
     } else {
@@ -584,18 +325,23 @@ mod tests {
     #[test]
     fn benchmarks_md_is_the_report_of_benchmarks_json() {
         let docs = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs");
-        let files = BenchmarkFiles::in_directory(&docs);
-        let written = fs::read_to_string(&files.markdown).unwrap();
-        assert!(written == files.render().unwrap(), "docs/benchmarks.md: run `make bench-report`");
+        for (path, text) in BenchmarkFiles::in_directory(&docs).render().unwrap() {
+            let written = fs::read_to_string(&path).unwrap_or_default();
+            assert!(written == text, "{}: run `make bench-report`", path.display());
+        }
     }
 
     #[test]
-    fn a_target_is_met_at_its_limit() {
-        assert!(PerformanceTarget::at_least("", 3.0, "×", 3.0).is_met());
-        assert!(!PerformanceTarget::at_least("", 3.0, "×", 2.99).is_met());
-        assert!(PerformanceTarget::at_most("", 20.0, "ms", 20.0).is_met());
-        assert!(!PerformanceTarget::at_most("", 20.0, "ms", 20.1).is_met());
+    fn times_are_seconds_from_one_second_on() {
         assert_eq!(format_milliseconds(999.94), "999.9 ms");
         assert_eq!(format_milliseconds(17_200.0), "17.20 s");
+    }
+
+    #[test]
+    fn only_the_text_between_the_markers_is_replaced() {
+        let replaced = replace_between("a\n<b>\nold\n<e>\nz\n", ["<b>\n", "<e>\n"], "new\n");
+        assert_eq!(replaced.unwrap(), "a\n<b>\nnew\n<e>\nz\n");
+        let error = replace_between("a\n<b>\n", ["<b>\n", "<e>\n"], "").unwrap_err();
+        assert_eq!(error.to_string(), "expected the lines \"<b>\\n\" and \"<e>\\n\"");
     }
 }

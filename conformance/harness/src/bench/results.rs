@@ -7,16 +7,79 @@ use serde::{Deserialize, Serialize};
 use crate::implementation::Implementation;
 
 /// All results of a run, and the machine that it ran on.
-#[derive(Clone, Debug, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub(super) struct BenchmarkReport {
     pub(super) environment: BenchmarkEnvironment,
     /// Medians of the iterations.
     pub(super) medians: BenchmarkResults,
+    /// Empty if only the loads `full` and `far` were measured.
     pub(super) iterations: Vec<BenchmarkResults>,
+    /// The loads `full` and `far`, which may be measured without the others.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(super) scale: Option<ScaleReport>,
+}
+
+/// Results of the loads `full` and `far`, and the machine that they ran on.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(super) struct ScaleReport {
+    pub(super) environment: BenchmarkEnvironment,
+    /// Medians of the iterations.
+    pub(super) medians: ScaleResults,
+    pub(super) iterations: Vec<ScaleResults>,
+}
+
+/// Measurements of the loads `full` and `far`: of one iteration, or medians.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+pub(super) struct ScaleResults {
+    pub(super) full: Vec<FullCluster>,
+    pub(super) far: Vec<FarApi>,
+}
+
+/// A configuration in a cluster that has claims and volumes already.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(super) struct FullCluster {
+    /// Number of existing volumes, and of claims that are Bound to them.
+    pub(super) volumes: usize,
+    /// The loads [`LoadKind::BindDynamic`] and [`LoadKind::BindSequentially`].
+    pub(super) results: ConfigurationResults,
+    /// Only of controllers, in the largest cluster.
+    pub(super) lifecycle: Option<Lifecycle>,
+}
+
+/// Times of controllers beside the loads.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(super) struct Lifecycle {
+    /// Seconds from the start of the processes until a claim is Bound that was created at the same time.
+    pub(super) start_seconds: f64,
+    /// CPU seconds of the controllers in 30 s without work.
+    pub(super) rest_cpu_seconds: f64,
+    /// After a restart of the API server without the history that the watches need: all objects are listed
+    /// again.
+    pub(super) relist: Recovery,
+    /// After a restart of the API server: the watches continue.
+    pub(super) restart: Recovery,
+}
+
+/// Recovery of the controllers from a restart of the API server.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(super) struct Recovery {
+    /// Seconds until a claim is Bound that was created when the API server was ready again.
+    pub(super) seconds: f64,
+    /// CPU seconds of the controllers from the end of the API server until then.
+    pub(super) cpu_seconds: f64,
+}
+
+/// A configuration at a distance from the API server.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(super) struct FarApi {
+    /// Milliseconds of a round trip between the controllers and the API server; 0 without controllers.
+    pub(super) round_trip_ms: u64,
+    /// The loads [`LoadKind::BindSequentially`] and [`LoadKind::BindDynamic`].
+    pub(super) results: ConfigurationResults,
 }
 
 /// The machine and the size of a run.
-#[derive(Clone, Debug, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub(super) struct BenchmarkEnvironment {
     /// Date of the run, such as `2026-01-31`.
     pub(super) date: String,

@@ -7,13 +7,54 @@ use std::time::Instant;
 use anyhow::Result;
 use serde_json::{Value, json};
 
-use super::load::{ClaimLoad, EXPANDED_SIZE, LoadTiming, VOLUMES_PATH, for_each_user, send};
+use super::{
+    load::{ClaimLoad, EXPANDED_SIZE, LoadTiming, VOLUMES_PATH, for_each_user, send},
+    measure::UsageReading,
+    recorder::LoadRecorder,
+    results::{ConfigurationResults, LoadKind},
+};
+use crate::control_plane::ControlPlane;
 
 /// Provisioning of the volumes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum ProvisioningMode {
     Dynamic,
     Static,
+}
+
+/// Name of the configuration without controllers.
+pub(super) const API_ONLY: &str = "API only";
+/// Description of [`bind_all`] and [`bind_sequentially`] in the tables.
+pub(super) const BIND_DESCRIPTION: &str =
+    "five writes per claim, made by the clients; no controllers, no watches";
+
+/// Measures the API server only: clients bind claims concurrently, and then others one after the other.
+///
+/// # Errors
+/// If the API server rejects a write.
+pub(super) async fn measure_binding(
+    plane: &ControlPlane,
+    concurrent: usize,
+    sequential: usize,
+) -> Result<ConfigurationResults> {
+    let client = plane.client();
+    let watches = UsageReading::when_idle(client, &[]).await?.watches();
+    let mut recorder = LoadRecorder::new(API_ONLY, plane, std::iter::empty(), watches).await?;
+    let load = ClaimLoad::new(client, "concurrent", None).await?;
+    recorder.begin_load().await?;
+    let timing = bind_all(&load, concurrent, ProvisioningMode::Dynamic).await?;
+    recorder.end_load(LoadKind::BindDynamic, &timing).await?;
+    let load = ClaimLoad::new(client, "alone", None).await?;
+    recorder.begin_load().await?;
+    let timing = bind_sequentially(&load, sequential).await?;
+    recorder.end_load(LoadKind::BindSequentially, &timing).await?;
+    Ok(ConfigurationResults {
+        name: API_ONLY.to_owned(),
+        description: BIND_DESCRIPTION.to_owned(),
+        implementation: None,
+        controllers: Vec::new(),
+        loads: recorder.into_measurements(),
+    })
 }
 
 /// Creates and binds claims concurrently, with five writes for each claim. In the mode `Dynamic`, these

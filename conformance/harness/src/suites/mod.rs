@@ -337,7 +337,7 @@ pub const ON_REQUEST: &[Suite] = &[
     Suite {
         name: "bench-peers",
         description: "benchmark: the same claims on the upstream controllers, on Cofferdam, and on the API only",
-        limit: MINUTE.saturating_mul(60),
+        limit: MINUTE.saturating_mul(150),
         lane: SuiteLane::Exclusive,
         run: |run| Box::pin(bench::run(run)),
     },
