@@ -44,8 +44,11 @@ use tokio_util::sync::CancellationToken;
 #[global_allocator]
 static GLOBAL_ALLOCATOR: tikv_jemallocator::Jemalloc = tikv_jemallocator::Jemalloc;
 
+/// Makes the object of a number.
+type ObjectTemplate = fn(usize) -> Value;
+
 /// The objects by the plural name of their kind.
-const KINDS: [(&str, fn(usize) -> Value); 6] = [
+const KINDS: [(&str, ObjectTemplate); 6] = [
     ("persistentvolumeclaims", objects::claim),
     ("persistentvolumes", objects::volume),
     ("volumeattachments", objects::attachment),
@@ -68,7 +71,7 @@ struct FakeApi {
 }
 
 impl FakeApi {
-    fn page(&self, object: fn(usize) -> Value, from: usize, limit: usize) -> Bytes {
+    fn page(&self, object: ObjectTemplate, from: usize, limit: usize) -> Bytes {
         let version = *self.version.borrow();
         let to = (from + limit).min(self.count);
         let items: Vec<Value> = (from..to)

@@ -15,6 +15,7 @@ mod configurations;
 mod existing_snapshots;
 mod existing_volumes;
 mod far;
+mod format;
 mod full;
 mod iterations;
 mod load;

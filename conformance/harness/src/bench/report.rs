@@ -12,6 +12,7 @@ use std::{
 use anyhow::{Context as _, Result};
 
 use super::{
+    format::{format_milliseconds, join},
     iterations::iterations_text,
     load::CONCURRENT_USERS,
     results::{
@@ -23,6 +24,7 @@ use super::{
         attach_targets, claim_targets, existing_snapshots_section, expansion_targets, memory_section,
         node_section, scheduling_targets, snapshot_targets, targets_section,
     },
+    upper_bound::BIND_WRITES,
 };
 
 /// The files of the results: benchmarks.json; and benchmarks.md, its charts and a part of README.md, which
@@ -120,10 +122,6 @@ fn replace_between(text: &str, [start, end]: [&str; 2], new: &str) -> Result<Str
     let (before, after) = parts.with_context(|| format!("expected the lines {start:?} and {end:?}"))?;
     Ok(format!("{before}{start}{new}{end}{after}"))
 }
-
-/// The writes that clients make for each claim that they bind to a new volume.
-pub(super) const BIND_WRITES: &str =
-    "the claim, its volume, the volume's status, the claim, and the claim's status";
 
 /// Title of each load's section in the report, in the order of the sections.
 const LOAD_TITLES: [(LoadKind, &str); 13] = [
@@ -303,19 +301,6 @@ fn requests_table(measured: &[(&ConfigurationResults, &LoadMeasurement)]) -> Str
         let _ = writeln!(text, "| {name} |{}", cells.collect::<String>());
     }
     text
-}
-
-pub(super) fn join(parts: impl Iterator<Item = String>) -> String {
-    parts.collect::<Vec<_>>().join(", ")
-}
-
-/// Formats milliseconds.
-pub(super) fn format_milliseconds(milliseconds: f64) -> String {
-    if milliseconds < 1000.0 {
-        format!("{milliseconds:.1} ms")
-    } else {
-        format!("{:.2} s", milliseconds / 1000.0)
-    }
 }
 
 #[cfg(test)]

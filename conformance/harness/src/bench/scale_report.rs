@@ -4,10 +4,11 @@ use std::fmt::Write as _;
 
 use super::{
     chart::{Chart, Plot, format_value},
-    far, full,
+    far,
+    format::format_milliseconds,
+    full,
     iterations::iterations_text,
     load::CONCURRENT_USERS,
-    report::{BIND_WRITES, format_milliseconds},
     results::{
         BenchmarkEnvironment, ConfigurationResults, FarApi, FullCluster, Lifecycle, LoadKind,
         LoadMeasurement, ScaleReport, ScaleResults,
@@ -16,7 +17,7 @@ use super::{
     targets::{
         PerformanceTarget, TARGET_TABLE_HEADER, controller_cpu, controller_memory, megabytes_of, target_rows,
     },
-    upper_bound::API_ONLY,
+    upper_bound::{API_ONLY, BIND_WRITES},
 };
 
 /// The distance of the summary and of the targets: milliseconds of a round trip.

@@ -6,7 +6,7 @@
 use std::{collections::BTreeMap, fmt::Write as _};
 
 use super::{
-    report::join,
+    format::join,
     results::{
         ConfigurationResults, ExistingSnapshots, LoadKind, LoadMeasurement, NodeRoleUsage, ResidentMemory,
     },

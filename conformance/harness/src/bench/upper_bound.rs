@@ -22,6 +22,10 @@ pub(super) enum ProvisioningMode {
     Static,
 }
 
+/// The writes that clients make for each claim that they bind to a new volume.
+pub(super) const BIND_WRITES: &str =
+    "the claim, its volume, the volume's status, the claim, and the claim's status";
+
 /// Name of the configuration without controllers.
 pub(super) const API_ONLY: &str = "API only";
 /// Description of [`bind_all`] and [`bind_sequentially`] in the tables.

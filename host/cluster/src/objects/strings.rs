@@ -29,8 +29,11 @@ const MAX_INTERNED_ENTRIES: usize = 8;
 /// Minimum number of interned values before unreferenced ones are removed.
 const MIN_SWEEP_SIZE: usize = 1_024;
 
+/// A reference-counted list of strings.
+pub(super) type StringList = Arc<[Arc<str>]>;
+
 static STRINGS: LazyLock<Mutex<Interner<Arc<str>>>> = LazyLock::new(Mutex::default);
-static LISTS: LazyLock<Mutex<Interner<Arc<[Arc<str>]>>>> = LazyLock::new(Mutex::default);
+static LISTS: LazyLock<Mutex<Interner<StringList>>> = LazyLock::new(Mutex::default);
 static MAPS: LazyLock<Mutex<Interner<StringMap>>> = LazyLock::new(Mutex::default);
 
 /// A reference-counted value.
@@ -93,7 +96,7 @@ fn intern(text: &str) -> Arc<str> {
 }
 
 /// Interns a list of strings.
-pub(super) fn intern_list(list: Vec<Arc<str>>) -> Arc<[Arc<str>]> {
+pub(super) fn intern_list(list: Vec<Arc<str>>) -> StringList {
     if list.len() > MAX_INTERNED_ENTRIES || list.iter().any(|text| text.len() > MAX_INTERNED_BYTES) {
         return list.into();
     }

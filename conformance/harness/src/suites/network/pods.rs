@@ -87,6 +87,8 @@ pub(in crate::suites) async fn run(run: &SuiteRun) -> Result<()> {
     let volumes: Vec<NetworkVolume> = nfs::pod_volumes().into_iter().chain(nvme::pod_volumes()).collect();
     try_join_all(volumes.iter().map(|volume| cluster.carry_data(volume))).await?;
     nvme::write_other_content(&server).await?;
+    // Linux drops the disk that it sees later of two with one identifier.
+    until("the subsystem is disconnected", TIMEOUT, async || nvme::ensure_disconnected(&roles).await).await?;
     let by_hand = nvme::server_volumes(nvme::TARGET);
     machine.shell(&by_hand.mount_by_hand).await?;
     let rejected: Vec<RejectedVolume> =
