@@ -3,6 +3,8 @@
 //! Ceph does not restrict an image to nodes. An image without data records a publication, so that a volume for one
 //! node is published to one node only: images have unique names. A volume that several nodes share has one for each.
 
+use std::cell::Cell;
+
 use cofferdam_guest::{
     ConnectionInfo, RbdImage, Result, StorageError,
     abilities::{PublishRequest, Publishing},
@@ -29,6 +31,7 @@ impl Publishing for CephDriver {
         let spec = if is_shared { shared(&image.spec(), &node) } else { exclusive(&image.spec()) };
         let record =
             Record { uses, source: Some(handle.clone()), node: Some(node.clone()), ..Record::default() };
+        let is_new = Cell::new(false);
         idempotent::find_or_create(
             || ceph.image(&spec),
             |found| {
@@ -43,15 +46,19 @@ impl Publishing for CephDriver {
             },
             || {
                 ceph.create(&spec, MIB, &record)?;
+                is_new.set(true);
                 Ok(Created::AlreadyExists)
             },
         )?;
         // An exclusive publication and shared ones exclude each other. Each is recorded before it looks for the other,
-        // so that of two at the same time at least one fails.
+        // so that of two at the same time at least one fails. The record of an earlier publication stays: its node may
+        // use the volume.
         let other =
             if is_shared { published_to(&ceph, &image.spec())? } else { shared_with(&ceph, &image.spec())? };
         if let Some(other) = other {
-            ceph.delete(&spec)?;
+            if is_new.get() {
+                ceph.delete(&spec)?;
+            }
             return Err(published_elsewhere(&handle, &other));
         }
         connection_info(&ceph, &image)

@@ -284,6 +284,25 @@ fn a_volume_for_one_node_is_published_to_one_node() {
 }
 
 #[test]
+fn a_conflict_leaves_the_record_of_an_earlier_publication() {
+    let (_host, dashboard) = start();
+    let handle = create("a", MIB).unwrap().handle;
+    let writer = AccessMode::SingleNodeWriter;
+    publish(&handle, "n2", AccessMode::MultiNodeMultiWriter).unwrap();
+    let is_shared = |name: &&String| name.contains("cofferdam-share-");
+    let name = dashboard.borrow().images.keys().find(is_shared).unwrap().clone();
+    // The shared publication is between its two steps, and later ends without having removed its record.
+    let interrupted = dashboard.borrow_mut().images.remove(&name).unwrap();
+    let fields = publish(&handle, "n1", writer).unwrap();
+    dashboard.borrow_mut().images.insert(name, interrupted);
+    assert_eq!(publish(&handle, "n1", writer).unwrap_err().kind, ErrorKind::FailedPrecondition);
+    assert!(publish(&handle, "n2", AccessMode::MultiNodeMultiWriter).is_err(), "n1 may use it");
+    CephDriver::unpublish(handle.clone(), Some("n2".to_owned())).unwrap();
+    assert!(publish(&handle, "n3", writer).is_err(), "n1 may use it");
+    assert_eq!(publish(&handle, "n1", writer).unwrap(), fields);
+}
+
+#[test]
 fn the_capacity_is_that_of_the_pool() {
     let (_host, _dashboard) = start();
     let request = CapacityRequest { capabilities: Vec::new(), parameters: Vec::new(), topology: None };

@@ -404,7 +404,7 @@ pub fn is_deletion_in_doubt(in_flight: &InFlightTable, handle: &VolumeHandle) ->
 }
 
 /// A call that is admitted and whose operation is registered.
-pub struct BegunCall<X: Exchange, U> {
+pub struct RegisteredCall<X: Exchange, U> {
     started: Instant,
     method: &'static str,
     exchange: X,
@@ -414,9 +414,9 @@ pub struct BegunCall<X: Exchange, U> {
     _in_flight: InFlightGuard,
 }
 
-impl<X: Exchange, U> fmt::Debug for BegunCall<X, U> {
+impl<X: Exchange, U> fmt::Debug for RegisteredCall<X, U> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("BegunCall").field("method", &self.method).finish_non_exhaustive()
+        f.debug_struct("RegisteredCall").field("method", &self.method).finish_non_exhaustive()
     }
 }
 
@@ -452,10 +452,10 @@ impl CallRunner {
         *self.secrets.lock() = secrets;
     }
 
-    /// Runs one call that started at `started`: [`begin`](Self::begin) and [`finish`](Self::finish).
+    /// Runs one call that started at `started`: [`register`](Self::register) and [`finish`](Self::finish).
     ///
     /// # Errors
-    /// Those of `begin` and `finish`.
+    /// Those of `register` and `finish`.
     pub async fn run<X: Exchange, U>(
         &self,
         started: Instant,
@@ -465,24 +465,24 @@ impl CallRunner {
         exchange: X,
         request: X::Request,
     ) -> Result<U, StorageError> {
-        let call = self.begin(started, call, spec, exchange)?;
+        let call = self.register(started, call, spec, exchange)?;
         self.finish(call, limit, request).await
     }
 
-    /// Begins a call that started at `started`:
+    /// Registers a call that started at `started`:
     ///
     /// 1. Ask the exchange for admission.
     /// 2. Register the operation. It stays registered until the returned call is finished or dropped.
     ///
     /// # Errors
     /// The call is not admitted, or conflicts with an operation. It has no effect.
-    pub fn begin<X: Exchange, U>(
+    pub fn register<X: Exchange, U>(
         &self,
         started: Instant,
         call: Call,
         spec: CallSpec<X::Response, U>,
         mut exchange: X,
-    ) -> Result<BegunCall<X, U>, StorageError> {
+    ) -> Result<RegisteredCall<X, U>, StorageError> {
         let in_flight = self.metrics.start();
         let CallSpec { method, operation, read_object: _, convert, alias_update } = spec;
         let secrets = self.secrets(&call);
@@ -498,7 +498,15 @@ impl CallRunner {
         };
         let deadline = started + timeout;
         let context = CallContext { deadline, term: call.term, secrets, redactor, operation_permit: permit };
-        Ok(BegunCall { started, method, exchange, context, convert, alias_update, _in_flight: in_flight })
+        Ok(RegisteredCall {
+            started,
+            method,
+            exchange,
+            context,
+            convert,
+            alias_update,
+            _in_flight: in_flight,
+        })
     }
 
     /// Finishes a call:
@@ -515,11 +523,12 @@ impl CallRunner {
     /// reported can be final.
     pub async fn finish<X: Exchange, U>(
         &self,
-        call: BegunCall<X, U>,
+        call: RegisteredCall<X, U>,
         limit: &ConcurrencyLimit,
         request: X::Request,
     ) -> Result<U, StorageError> {
-        let BegunCall { started, method, mut exchange, context, convert, alias_update, _in_flight } = call;
+        let RegisteredCall { started, method, mut exchange, context, convert, alias_update, _in_flight } =
+            call;
         let (redactor, permit) = (context.redactor.clone(), context.operation_permit.clone());
         let response = match limit.acquire(context.deadline).await {
             Ok(_concurrency_permit) => exchange.perform(context, request).await,

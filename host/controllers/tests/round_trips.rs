@@ -45,15 +45,21 @@ fn describe(arrival: &Arrival) -> String {
     format!("{} {resource}{status}", arrival.method)
 }
 
+/// Method and path of the user's request; `None` if the action makes none.
+fn request_of(action: &UserAction) -> Option<(Method, &str)> {
+    if let Create(object) = action {
+        let is_attachment = object.get("kind").is_some_and(|kind| kind == "VolumeAttachment");
+        return Some((Method::POST, if is_attachment { ATTACHMENTS } else { CLAIMS }));
+    }
+    if let Delete(path) = action {
+        return Some((Method::DELETE, path));
+    }
+    if let Patch(path, _) = action { Some((Method::PATCH, path)) } else { None }
+}
+
 /// Runs the actions, and returns the requests of the processes after the last one, except those for events.
 async fn chain(simulated: impl FnOnce(Simulation) -> Simulation, actions: &[UserAction]) -> String {
-    let (method, path) = match actions.last().unwrap() {
-        Create(object) if object["kind"] == "VolumeAttachment" => (Method::POST, ATTACHMENTS),
-        Create(_) => (Method::POST, CLAIMS),
-        Delete(path) => (Method::DELETE, *path),
-        Patch(path, _) => (Method::PATCH, *path),
-        other => panic!("{other:?}"),
-    };
+    let (method, path) = actions.last().and_then(request_of).unwrap();
     let cluster = Arc::new(DistantCluster::new(ONE_WAY));
     let simulation = Simulation::on_cluster(Arc::clone(&cluster) as _, &Role::ALL, Vec::new(), Vec::new());
     let (outcome, _) = simulated(simulation.unwrap()).run(actions, None).await;
@@ -61,9 +67,10 @@ async fn chain(simulated: impl FnOnce(Simulation) -> Simulation, actions: &[User
     let arrivals = cluster.arrivals();
     let is_start = |arrival: &Arrival| arrival.is_user && arrival.method == method && arrival.path == path;
     let start = arrivals.iter().rposition(is_start).unwrap();
-    let begun_at = arrivals[start].at;
+    let (_, arrivals) = arrivals.split_at(start);
+    let begun_at = arrivals.first().unwrap().at;
     let mut lines: BTreeMap<Duration, Vec<String>> = BTreeMap::new();
-    let of_processes = arrivals[start..].iter().filter(|arrival| !arrival.is_user);
+    let of_processes = arrivals.iter().filter(|arrival| !arrival.is_user);
     for arrival in of_processes.filter(|arrival| !arrival.path.ends_with("/events")) {
         let after = arrival.at - begun_at;
         if after <= CHAIN_LIMIT {

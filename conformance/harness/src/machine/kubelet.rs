@@ -27,7 +27,7 @@ const PEERS: [&str; 4] = ["kubelet", "containerd", "containerd-shim-runc-v2", "c
 const NODE_DIRECTORY: &str = "node";
 /// The same directory in the machine.
 const DIRECTORY: &str = "/disk/node";
-/// A network that no pod has.
+/// Subnet of pods, which is unused: pods have the network of their machine.
 const SUBNET: &str = "10.89.0.0/24";
 /// Ports of kubelet in the machine.
 const PORTS: [u16; 2] = [10250, 10248];

@@ -239,8 +239,8 @@ impl Provisioner {
     }
 
     /// Checks that the volume is Released and its claim deleted or bound to another volume: with live reads,
-    /// or with a current release hint, which the PersistentVolume controller of this process sends after live
-    /// reads of its own.
+    /// or with a current release hint of the PersistentVolume controller of this process. Waits until that
+    /// controller has written the phase and has checked whether the cluster was restored.
     async fn check_release(&self, volume: &Volume) -> Result<ReleaseCheck, ApiError> {
         if self.release_hints.take(volume).await {
             return Ok(ReleaseCheck::Released);

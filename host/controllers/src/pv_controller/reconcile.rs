@@ -288,7 +288,8 @@ impl PvController {
         first: ClaimEffect,
         second: ClaimEffect,
     ) -> Result<(), ApiError> {
-        // The reconcile of the volume does not repeat the write of the phase meanwhile.
+        // The reconcile of the volume does not repeat the write of the phase meanwhile. Without the lock, it may:
+        // one of both writes then conflicts.
         let enqueue = |claim| self.claims.add(claim);
         let _lock = if let ClaimEffect::MarkVolumeBound(volume) = &first {
             self.volume_locks.try_acquire(&volume.name, &claim.key, enqueue)

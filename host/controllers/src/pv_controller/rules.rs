@@ -373,7 +373,7 @@ fn unbound_status(phase: ClaimPhase, claim: &Claim) -> ClaimStatus {
 ///
 /// The claimRef is written first, so that no other claim can get the volume. After a crash the next process
 /// finds the claimRef and continues with the missing writes. Upstream also writes the volume's phase before
-/// the claim. Here, both are written at once if the volume has the provisioner's finalizer: a volume whose
+/// the claim. Here, both are written at once if the volume keeps the provisioner's finalizer: a volume whose
 /// phase is not Bound has no other protection, and the claim would be Lost without it.
 fn bind(input: BindingInput<'_>, claim: &Claim, volume: &Arc<Volume>) -> ClaimBindingVerdict {
     let is_bound_to_claim = volume.is_bound_to(&claim.key, &claim.meta.uid);
@@ -386,7 +386,10 @@ fn bind(input: BindingInput<'_>, claim: &Claim, volume: &Arc<Volume>) -> ClaimBi
     }
     let mark_bound =
         (volume.phase != VolumePhase::Bound).then(|| ClaimEffect::MarkVolumeBound(Arc::clone(volume)));
-    let outlives_deletion = volume.meta.finalizer_index(names::PROVISIONER_FINALIZER).is_some();
+    // With another reclaim policy, the provisioner removes its finalizer in every phase.
+    let outlives_deletion = volume.reclaim_policy == ReclaimPolicy::Delete
+        && !volume.meta.deleting
+        && volume.meta.finalizer_index(names::PROVISIONER_FINALIZER).is_some();
     match (mark_bound, bind_claim(input, claim, volume)) {
         (Some(mark_bound), Some(bind_claim)) if outlives_deletion => {
             return ClaimBindingVerdict::ApplyBoth([mark_bound, bind_claim]);

@@ -50,8 +50,9 @@ impl NvmeConnector {
         }
     }
 
-    /// Makes the controllers read their namespaces again unless the disk is there. A connection from before the driver
-    /// allowed the namespace hears of it by an event of the subsystem, which can be late, or lost with a path.
+    /// Makes the controllers read their namespaces again unless the disk is there. The kernel learns of a namespace that
+    /// was allowed after the connection from an asynchronous event of the subsystem, which can be late, or lost with a
+    /// path.
     fn rescan_unless_found(&self, mounter: &dyn Mounter) -> Result<(), NodeError> {
         let disks = mounter.nvme_disks(None).step("list the NVMe disks")?;
         match select_disk(&disks, &self.0) {

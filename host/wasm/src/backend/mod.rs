@@ -173,11 +173,11 @@ impl WasmBackend {
         let exchange = GuestExchange::new(&backend, method, subject).checking_secrets(&call);
         async move {
             // Before the task starts: a call that follows an abandoned one conflicts with it.
-            let begun = span.in_scope(|| backend.runner.begin(started, call, spec, exchange))?;
+            let registered = span.in_scope(|| backend.runner.register(started, call, spec, exchange))?;
             let task = {
                 let backend = Arc::clone(&backend);
                 async move {
-                    let result = backend.runner.finish(begun, &backend.concurrency, function).await;
+                    let result = backend.runner.finish(registered, &backend.concurrency, function).await;
                     backend.metrics.set_state_usage(backend.shared_state().capabilities.state.usage());
                     result
                 }

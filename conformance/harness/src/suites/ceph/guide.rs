@@ -296,13 +296,13 @@ impl<'a> Guide<'a> {
                       --output jsonpath={.items[*].message}";
         let events = until("an event names the wrong key", TIMEOUT, async || {
             let events = self.shell(events).await?;
-            ensure!(events.contains("MountDevice failed"), "{events:?}");
+            let has_error = events.contains("cannot be mapped") && events.contains("cofferdam-node");
+            ensure!(has_error, "{events:?}");
             Ok(events)
         })
         .await?;
         ensure!(!events.contains(key), "an event has the key");
         self.run.add_note(&format!("kubelet's event for a wrong key: {events}"))?;
-        ensure!(events.contains("cofferdam-node"), "an event names no user: {events}");
         self.delete_pod("rejected").await?;
         self.delete_claim(ceph, "data").await
     }

@@ -4,7 +4,7 @@
 //!
 //! A first life of the volume records the effects of each call, which are the crash points.
 
-use std::env;
+use std::{env, num::NonZeroUsize};
 
 use anyhow::{Context as _, Result, ensure};
 use fastrand::Rng;
@@ -163,7 +163,12 @@ async fn with_strace<T>(
 fn rounds() -> Result<usize> {
     match env::var("ROUNDS").as_deref() {
         Ok("all") => Ok(usize::MAX),
-        Ok(text) => text.parse().with_context(|| format!("ROUNDS={text:?}: expected a number, or all")),
+        Ok(text) => {
+            let rounds: NonZeroUsize = text
+                .parse()
+                .with_context(|| format!("ROUNDS={text:?}: expected a number above 0, or all"))?;
+            Ok(rounds.get())
+        }
         Err(_) => Ok(ROUNDS),
     }
 }

@@ -125,7 +125,7 @@ fn withdraw_publishing(manifest: &Path) -> Result<String> {
     Ok(name.to_owned())
 }
 
-/// What is missing if no warning has the code and the texts of the error of a rejected volume.
+/// Returns a description of the expected error, unless a warning of the pod has its code and texts.
 fn missing_error(rejected: &RejectedVolume, warnings: &[(String, String)]) -> Option<String> {
     let RejectedVolume { what, volume, code, texts } = rejected;
     let code = format!("code = {code:?} ");

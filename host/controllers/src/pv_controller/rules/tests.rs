@@ -1046,7 +1046,7 @@ fn verdicts_carry_their_reason() {
 /// A process may end after each of two concurrent writes, and each may conflict with another client.
 #[test]
 fn every_subset_of_the_concurrent_writes_of_a_binding_leads_to_the_same_state() {
-    const VOLUME: &str = "v 1Gi me P csi dp=drv fin=EXT";
+    const VOLUME: &str = "v 1Gi me P csi dp=drv fin=EXT del";
     let local: &[&str] = &["drv"];
     let converged = {
         let mut api = FakeApi::new(&[], &[VOLUME], &["1Gi - P"]);
@@ -1073,13 +1073,20 @@ fn every_subset_of_the_concurrent_writes_of_a_binding_leads_to_the_same_state() 
 }
 
 #[test]
-fn a_volume_without_the_provisioners_finalizer_is_marked_before_its_claim_is_bound() {
-    let api = FakeApi::new(&[], &["v 1Gi me P csi dp=drv"], &["1Gi - P"]);
-    let claim = api.cache.claims.get(&key()).into_object().unwrap();
-    assert!(matches!(
-        decide_claim(api.input(&|_| true), &claim),
-        ClaimBindingVerdict::Apply(ClaimEffect::MarkVolumeBound(_), None)
-    ));
+fn a_volume_that_does_not_outlive_its_deletion_is_marked_before_its_claim_is_bound() {
+    for volume in [
+        "v 1Gi me P csi dp=drv del",
+        "v 1Gi me P csi dp=drv fin=EXT",
+        "v 1Gi me P csi dp=drv fin=EXT del deleting",
+    ] {
+        let api = FakeApi::new(&[], &[volume], &["1Gi - P"]);
+        let claim = api.cache.claims.get(&key()).into_object().unwrap();
+        let verdict = decide_claim(api.input(&|_| true), &claim);
+        assert!(
+            matches!(verdict, ClaimBindingVerdict::Apply(ClaimEffect::MarkVolumeBound(_), None)),
+            "{volume}: {verdict:?}"
+        );
+    }
 }
 
 #[test]
