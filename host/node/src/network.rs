@@ -4,7 +4,7 @@ use std::net::{IpAddr, SocketAddr};
 
 use ipnet::IpNet;
 
-/// An invalid [`PortalRule`], or a rule that has one and lacks another setting.
+/// An invalid `PortalRule`, or a rule that has one and lacks another setting.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum PortalRuleError {
     /// A network is neither an address nor a network.

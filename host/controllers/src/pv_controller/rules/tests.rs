@@ -1074,12 +1074,12 @@ fn every_subset_of_the_concurrent_writes_of_a_binding_leads_to_the_same_state() 
 
 #[test]
 fn a_volume_that_does_not_outlive_its_deletion_is_marked_before_its_claim_is_bound() {
-    for volume in [
-        "v 1Gi me P csi dp=drv del",
-        "v 1Gi me P csi dp=drv fin=EXT",
-        "v 1Gi me P csi dp=drv fin=EXT del deleting",
+    for (volume, claim) in [
+        ("v 1Gi me P csi dp=drv del", "1Gi - P"),
+        ("v 1Gi me P csi dp=drv fin=EXT", "1Gi - P"),
+        ("v 1Gi me P csi dp=drv fin=EXT del deleting", "1Gi v P"),
     ] {
-        let api = FakeApi::new(&[], &[volume], &["1Gi - P"]);
+        let api = FakeApi::new(&[], &[volume], &[claim]);
         let claim = api.cache.claims.get(&key()).into_object().unwrap();
         let verdict = decide_claim(api.input(&|_| true), &claim);
         assert!(
