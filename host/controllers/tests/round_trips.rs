@@ -28,6 +28,15 @@ const CLAIM: &str = "/api/v1/namespaces/default/persistentvolumeclaims/a";
 const ATTACHMENTS: &str = "/apis/storage.k8s.io/v1/volumeattachments";
 const ATTACHMENT: &str = "/apis/storage.k8s.io/v1/volumeattachments/va";
 
+/// The pods that may use the claim; the finalizer of the claim; the phase Released with the check for a restore; the
+/// PersistentVolume with its finalizers.
+const DELETION: [&str; 4] = [
+    "1 GET pods",
+    "2 PATCH persistentvolumeclaims",
+    "3 GET persistentvolumeclaims, GET persistentvolumes, PATCH persistentvolumes/status",
+    "4 DELETE persistentvolumes, PATCH persistentvolumes",
+];
+
 /// A request in a table: the method, and the resource with its subresource.
 fn describe(arrival: &Arrival) -> String {
     let resources = [
@@ -133,18 +142,8 @@ async fn a_claim_is_bound_after_four_round_trips() {
 
 #[tokio::test(start_paused = true)]
 async fn a_volume_is_deleted_after_four_round_trips() {
-    // The pods that may use the claim, the finalizer of the claim, the phase Released with the check for a
-    // restore, the PersistentVolume with its finalizers.
     let found = chain(|simulation| simulation, &after_settling(bound_claim(), Delete(CLAIM))).await;
-    check(
-        &found,
-        &[
-            "1 GET pods",
-            "2 PATCH persistentvolumeclaims",
-            "3 GET persistentvolumeclaims, GET persistentvolumes, PATCH persistentvolumes/status",
-            "4 DELETE persistentvolumes, PATCH persistentvolumes",
-        ],
-    );
+    check(&found, &DELETION);
 }
 
 #[tokio::test(start_paused = true)]
@@ -163,15 +162,7 @@ async fn a_volume_that_was_attached_is_deleted_after_as_many_round_trips() {
         Delete(CLAIM),
     ];
     let found = chain(publishing, &actions).await;
-    check(
-        &found,
-        &[
-            "1 GET pods",
-            "2 PATCH persistentvolumeclaims",
-            "3 GET persistentvolumeclaims, GET persistentvolumes, PATCH persistentvolumes/status",
-            "4 DELETE persistentvolumes, PATCH persistentvolumes",
-        ],
-    );
+    check(&found, &DELETION);
 }
 
 #[tokio::test(start_paused = true)]

@@ -18,9 +18,9 @@ use crate::{
     account::Kubectl,
     ceph::CephCluster,
     control_plane::{ApiUser, ControlPlane},
-    image,
     machine::{Machine, MachineKubelet, MachineNetwork, MachineSystem},
     node::KubeletNode,
+    pod,
     process::run_to_completion,
     run::SuiteRun,
     suites::{
@@ -326,26 +326,8 @@ impl<'a> Guide<'a> {
 
     /// Creates a pod on the machine that runs a script with a claim.
     async fn create_pod(&self, name: &str, claim: &str, script: &str) -> Result<()> {
-        let pod = json!({
-            "apiVersion": "v1",
-            "kind": "Pod",
-            "metadata": { "name": name },
-            "spec": {
-                "nodeSelector": { "kubernetes.io/hostname": NODE },
-                "hostNetwork": true,
-                "automountServiceAccountToken": false,
-                "terminationGracePeriodSeconds": 1,
-                "restartPolicy": "Never",
-                "containers": [{
-                    "name": "shell",
-                    "image": image::SHELL_IMAGE,
-                    "imagePullPolicy": "Never",
-                    "command": ["sh", "-ec", script],
-                    "volumeMounts": [{ "name": "volume", "mountPath": "/volume" }],
-                }],
-                "volumes": [{ "name": "volume", "persistentVolumeClaim": { "claimName": claim } }],
-            },
-        });
+        let selector = json!({ "kubernetes.io/hostname": NODE });
+        let pod = pod::on_machine(pod::with_claim(name, claim, script), ("nodeSelector", selector));
         let file = self.directory.join(format!("{name}.json"));
         fs::write(&file, pod.to_string())?;
         self.kubectl.run(&["apply", "--filename", &file.display().to_string()]).await.map(drop)

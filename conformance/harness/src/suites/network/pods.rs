@@ -27,9 +27,9 @@ use super::{
 use crate::{
     backend::BackendFixture,
     control_plane::{ControlPlane, ControlPlaneOptions},
-    image,
     machine::{Machine, MachineKubelet, MachineNetwork, MachineSystem},
     node::ensure_registered,
+    pod::{self, MOUNT_PATH},
     run::SuiteRun,
     wait::until,
 };
@@ -50,8 +50,6 @@ const REPORTED: [(&str, &str); 9] = [
     ("nvme-tcp", "one of two disks"),
     ("nvme-tcp", "another filesystem"),
 ];
-/// Path of the volume in a pod.
-const PATH: &str = "/volume";
 
 pub(in crate::suites) async fn run(run: &SuiteRun) -> Result<()> {
     let system = MachineSystem::prepare_with(run, &MachineKubelet::programs(run)?).await?;
@@ -161,9 +159,12 @@ impl Cluster {
         self.create_claim(volume).await?;
         let is_raw = volume.is_raw();
         let (write, read) = if is_raw {
-            (format!("echo data | dd of={PATH} conv=fsync"), format!("head -c 4 {PATH} | grep -x data"))
+            (
+                format!("echo data | dd of={MOUNT_PATH} conv=fsync"),
+                format!("head -c 4 {MOUNT_PATH} | grep -x data"),
+            )
         } else {
-            (format!("echo data > {PATH}/file; sync"), format!("grep -x data {PATH}/file"))
+            (format!("echo data > {MOUNT_PATH}/file; sync"), format!("grep -x data {MOUNT_PATH}/file"))
         };
         for (name, script) in [("write", write), ("read", read)] {
             let pod = &format!("{}-{name}", volume.name);
@@ -264,29 +265,13 @@ impl Cluster {
 
     /// Creates a pod in the machine that runs a script with a volume.
     async fn create_pod(&self, name: &str, volume: &NetworkVolume, script: &str) -> Result<()> {
-        let (field, value) = if volume.is_raw() {
-            ("volumeDevices", json!([{ "name": "volume", "devicePath": PATH }]))
+        let object = if volume.is_raw() {
+            pod::with_device(name, &volume.name, script)
         } else {
-            ("volumeMounts", json!([{ "name": "volume", "mountPath": PATH }]))
+            pod::with_claim(name, &volume.name, script)
         };
-        let object = json!({
-            "metadata": { "name": name },
-            "spec": {
-                "nodeName": NODE,
-                "hostNetwork": true,
-                "automountServiceAccountToken": false,
-                "terminationGracePeriodSeconds": 1,
-                "restartPolicy": "Never",
-                "containers": [{
-                    "name": "shell",
-                    "image": image::SHELL_IMAGE,
-                    "imagePullPolicy": "Never",
-                    "command": ["sh", "-ec", script],
-                    field: value,
-                }],
-                "volumes": [{ "name": "volume", "persistentVolumeClaim": { "claimName": volume.name } }],
-            },
-        });
+        // The cluster has no scheduler.
+        let object = pod::on_machine(object, ("nodeName", json!(NODE)));
         self.create::<Pod>(self.pods(), object).await
     }
 
