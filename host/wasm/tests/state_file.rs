@@ -15,6 +15,7 @@ use cofferdam_backend::Backend as _;
 use cofferdam_domain::storage::PageRequest;
 use cofferdam_wasm::{BackendConfig, ComponentSource, Engine, LoadError, StateConfig, WasmBackend};
 use common::{call, create, engine};
+use futures::future::try_join_all;
 
 /// Environment variable that is set in the child process, which will be killed: the state file to write.
 const CHILD_FILE: &str = "COFFERDAM_TEST_CHILD_FILE";
@@ -89,4 +90,18 @@ async fn committed_state_survives_a_kill_and_has_one_owner() {
         answered = found;
     }
     assert!(answered.len() >= ITERATIONS * VOLUMES_PER_ITERATION);
+}
+
+#[tokio::test]
+async fn concurrent_calls_of_one_driver_do_not_reject_each_other() {
+    const VOLUMES: usize = 200;
+    let directory = tempfile::tempdir().unwrap();
+    let backend = open(&engine(), &directory.path().join("state.redb")).await.unwrap();
+    let names: Vec<_> = (0..VOLUMES).map(|number| format!("v{number}")).collect();
+    let created = try_join_all(names.iter().map(|name| create(&backend, name, 1))).await.unwrap();
+    assert_eq!(volumes(&backend).await.len(), VOLUMES);
+    try_join_all(created.into_iter().map(|volume| backend.delete_volume(call(), volume.handle)))
+        .await
+        .unwrap();
+    assert!(volumes(&backend).await.is_empty());
 }

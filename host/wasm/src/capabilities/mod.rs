@@ -30,7 +30,7 @@ use self::{
     session::{Session, SessionStore, SessionView},
     settings::{Settings, SettingsView},
     sign::SignView,
-    state::{StateStore, StateView},
+    state::{RetryTurn, StateStore, StateView},
     workers::Workers,
 };
 use crate::{bindings::cofferdam::storage as wit, fault_injection::FaultPlan, limits::Limits};
@@ -44,6 +44,7 @@ pub(crate) struct Capabilities {
     handles: ResourceTable,
     log: GuestLog,
     session: Session,
+    state_turn: RetryTurn,
     shared: SharedCapabilities,
 }
 
@@ -83,6 +84,7 @@ impl SharedCapabilities {
             handles,
             log: GuestLog::new(limits.log_bytes),
             session: Session::new(Arc::clone(&self.session)),
+            state_turn: RetryTurn::default(),
             shared: self.clone(),
         }
     }
@@ -137,7 +139,12 @@ impl Capabilities {
     }
 
     fn state(&mut self) -> StateView<'_> {
-        StateView { context: &self.context, store: &self.shared.state, faults: &self.shared.faults }
+        StateView {
+            context: &self.context,
+            store: &self.shared.state,
+            turn: &mut self.state_turn,
+            faults: &self.shared.faults,
+        }
     }
 
     fn pool(&mut self) -> PoolView<'_> {

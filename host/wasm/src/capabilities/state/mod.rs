@@ -8,9 +8,13 @@ mod full_disk;
 mod memory;
 mod rules;
 
-use std::{path::PathBuf, sync::Arc};
+use std::{path::PathBuf, sync::Arc, time::Duration};
 
 use serde::{Deserialize, Serialize};
+use tokio::{
+    sync::{Mutex, OwnedMutexGuard},
+    time::timeout,
+};
 use wasmtime::component::HasData;
 
 use self::{
@@ -35,12 +39,21 @@ pub struct StateConfig {
     pub file: Option<PathBuf>,
 }
 
+/// Maximum wait for a [turn](RetryTurn). A call without one still repeats its commit.
+const MAX_TURN_WAIT: Duration = Duration::from_secs(1);
+
 /// The blobs of one backend.
 #[derive(Debug)]
 pub(crate) struct StateStore {
     blobs: BlobStore,
     workers: Workers,
+    turns: Arc<Mutex<()>>,
 }
+
+/// The turn of a call after a conflict. Calls whose commits conflicted read and commit again one after the
+/// other: if they did so at the same time, one of them would succeed, and the others would conflict again.
+#[derive(Debug, Default)]
+pub(crate) struct RetryTurn(Option<OwnedMutexGuard<()>>);
 
 #[derive(Debug)]
 enum BlobStore {
@@ -51,7 +64,7 @@ enum BlobStore {
 impl StateStore {
     /// An empty store in memory, of at most `limit` bytes.
     pub(crate) fn in_memory(limit: usize) -> Self {
-        Self { blobs: BlobStore::Memory(MemoryBlobs::new(limit)), workers: Workers::default() }
+        Self::new(BlobStore::Memory(MemoryBlobs::new(limit)))
     }
 
     /// Opens the configured store, of at most `limit` bytes. Blocks on the disk.
@@ -60,8 +73,11 @@ impl StateStore {
     /// The file cannot be used.
     pub(crate) fn open(config: &StateConfig, limit: usize) -> Result<Self, StateFileError> {
         let Some(path) = &config.file else { return Ok(Self::in_memory(limit)) };
-        let blobs = BlobStore::File(FileBlobs::open(path, limit)?);
-        Ok(Self { blobs, workers: Workers::default() })
+        Ok(Self::new(BlobStore::File(FileBlobs::open(path, limit)?)))
+    }
+
+    fn new(blobs: BlobStore) -> Self {
+        Self { blobs, workers: Workers::default(), turns: Arc::default() }
     }
 
     /// Number of entries, and their bytes as counted against the limit.
@@ -128,10 +144,24 @@ impl StateStore {
     }
 }
 
+impl RetryTurn {
+    /// Waits for the turn of the call, unless it has it already. The turn ends with the call at the latest.
+    async fn wait(&mut self, store: &StateStore) {
+        if self.0.is_none() {
+            self.0 = timeout(MAX_TURN_WAIT, Arc::clone(&store.turns).lock_owned()).await.ok();
+        }
+    }
+
+    fn end(&mut self) {
+        self.0 = None;
+    }
+}
+
 /// The `state` import of one call.
 pub(crate) struct StateView<'a> {
     pub(crate) context: &'a CallContext,
     pub(crate) store: &'a Arc<StateStore>,
+    pub(crate) turn: &'a mut RetryTurn,
     pub(crate) faults: &'a FaultPlan,
 }
 
@@ -155,7 +185,13 @@ impl Host for StateView<'_> {
     }
 
     async fn commit(&mut self, changes: Vec<Change>) -> wasmtime::Result<Result<u64, StateError>> {
-        match self.run(move |store| store.commit(changes)).await? {
+        let committed = self.run(move |store| store.commit(changes)).await?;
+        if matches!(committed, Err(StateCommitError::Rejected(StateError::Conflict(_)))) {
+            self.turn.wait(self.store).await;
+        } else {
+            self.turn.end();
+        }
+        match committed {
             Ok(version) => Ok(Ok(version)),
             Err(StateCommitError::Rejected(error)) => Ok(Err(error)),
             // All errors of the contract mean that nothing was written. Ending the call leaves its outcome

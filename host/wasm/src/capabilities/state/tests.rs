@@ -1,7 +1,9 @@
 //! Rules of both stores, in memory and in a file: commits are atomic, a change fails unless its precondition
 //! holds (the entry is absent, or has the version that the change names), and all sizes are bounded.
 
+use cofferdam_domain::storage::Secrets;
 use tempfile::TempDir;
+use tokio::time::Instant;
 
 use super::{full_disk::IS_DISK_FULL, rules::*, *};
 use crate::bindings::cofferdam::storage::state::{Bound, Precondition, Put, Remove};
@@ -139,4 +141,76 @@ fn a_file_is_used_again_when_the_disk_has_space() {
     assert_eq!(store.usage(), usage);
     let second = commit(&store, vec![put("b", b"2", Precondition::Absent)]).unwrap();
     assert_eq!(read(&store, "b"), Some((b"2".to_vec(), second)));
+}
+
+/// The imports of one call.
+struct StateCall {
+    context: CallContext,
+    store: Arc<StateStore>,
+    turn: RetryTurn,
+}
+
+impl StateCall {
+    fn new(store: &Arc<StateStore>) -> Self {
+        let deadline = Instant::now() + Duration::from_secs(60);
+        Self {
+            context: CallContext::new(deadline, Secrets::default()),
+            store: Arc::clone(store),
+            turn: RetryTurn::default(),
+        }
+    }
+
+    fn view<'a>(&'a mut self, faults: &'a FaultPlan) -> StateView<'a> {
+        StateView { context: &self.context, store: &self.store, turn: &mut self.turn, faults }
+    }
+
+    /// Reads a counter and commits the next value once.
+    async fn increment(&mut self) -> Result<u64, StateError> {
+        let faults = FaultPlan::default();
+        let mut view = self.view(&faults);
+        let entry = view.get("counter".to_owned()).await.unwrap().unwrap();
+        let (count, precondition) = entry
+            .map_or((0, Precondition::Absent), |entry| (entry.value[0], Precondition::At(entry.version)));
+        view.commit(vec![put("counter", &[count + 1], precondition)]).await.unwrap()
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn concurrent_calls_commit_in_turn_after_a_conflict() {
+    const CALLS: usize = 64;
+    for (name, store, _directory) in stores(1 << 20) {
+        let store = Arc::new(store);
+        let attempts = futures::future::join_all((0..CALLS).map(|_| async {
+            let mut call = StateCall::new(&store);
+            let mut attempts = 1;
+            while call.increment().await.is_err() {
+                attempts += 1;
+            }
+            attempts
+        }));
+        let attempts: Vec<usize> = attempts.await;
+        assert_eq!(read(&store, "counter").unwrap().0, [CALLS as u8], "{name}");
+        // A call has its first attempt without a turn, and can cause one conflict of a call that has one.
+        let total: usize = attempts.iter().sum();
+        assert!(total <= 3 * CALLS, "{name}: {attempts:?}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_call_that_keeps_its_turn_delays_others_for_a_second_at_most() {
+    for (name, store, _directory) in stores(1 << 20) {
+        let store = Arc::new(store);
+        commit(&store, vec![put("a", b"", Precondition::Absent)]).unwrap();
+        let faults = FaultPlan::default();
+        let conflict = || vec![put("a", b"", Precondition::Absent)];
+        let mut first = StateCall::new(&store);
+        let started = Instant::now();
+        first.view(&faults).commit(conflict()).await.unwrap().unwrap_err();
+        assert_eq!(started.elapsed(), Duration::ZERO, "{name}");
+        StateCall::new(&store).view(&faults).commit(conflict()).await.unwrap().unwrap_err();
+        assert_eq!(started.elapsed(), MAX_TURN_WAIT, "{name}");
+        drop(first);
+        StateCall::new(&store).view(&faults).commit(conflict()).await.unwrap().unwrap_err();
+        assert_eq!(started.elapsed(), MAX_TURN_WAIT, "{name}: the turn ends with its call");
+    }
 }
