@@ -5,6 +5,7 @@
 
 mod clock;
 mod crashes;
+mod distance;
 mod fixture;
 mod restore;
 
@@ -15,7 +16,7 @@ use http::StatusCode;
 
 use crate::{
     claims::{Claims, ContinuousClaimLoad},
-    proxy::ProxyMode,
+    proxy::{Proxy, ProxyMode},
     run::SuiteRun,
     wait::until,
 };
@@ -40,6 +41,7 @@ pub(super) async fn run(run: &SuiteRun) -> Result<()> {
     pause_etcd(&mut fixture).await?;
     close_connections(&mut fixture).await?;
     fail_requests(&mut fixture).await?;
+    distance::fail_at_a_distance(&mut fixture).await?;
     clock::shift_clock(&mut fixture).await?;
     crashes::kill_repeatedly(&mut fixture).await?;
     restore::restore_old_snapshot(&mut fixture).await?;
@@ -93,14 +95,7 @@ async fn close_connections(fixture: &mut FaultFixture<'_>) -> Result<()> {
         for cut in 0..DISCONNECTS {
             claims.wait_bound(BOUND_BEFORE_FAULT + cut * BOUND_PER_DISCONNECT, TIMEOUT).await?;
             claims.wait_unfinished(TIMEOUT).await?;
-            let before = proxy.closed_connections();
-            // `cofferdam` may have no connection at this moment.
-            until("connections were cut", TIMEOUT, async || {
-                proxy.close_connections();
-                anyhow::ensure!(proxy.closed_connections() > before, "no connection was cut");
-                Ok(())
-            })
-            .await?;
+            close_all_connections(proxy).await?;
         }
         let count = load.finish();
         wait_recovery(run, &claims, "all connections closed 20 times", count, Instant::now()).await?;
@@ -108,6 +103,34 @@ async fn close_connections(fixture: &mut FaultFixture<'_>) -> Result<()> {
     };
     let (_, count) = tokio::try_join!(create_continuously(&claims, &load), fault)?;
     fixture.check_and_clean_up(&claims, count).await
+}
+
+/// Closes all connections of `cofferdam`, and waits until it has some if there is none.
+async fn close_all_connections(proxy: &Proxy) -> Result<()> {
+    let before = proxy.closed_connections();
+    until("connections were cut", TIMEOUT, async || {
+        proxy.close_connections();
+        anyhow::ensure!(proxy.closed_connections() > before, "no connection was cut");
+        Ok(())
+    })
+    .await
+}
+
+/// Sets a mode that fails requests until [`MIN_FAILED_RESPONSES`] have failed.
+async fn fail_responses(proxy: &Proxy, mode: ProxyMode) -> Result<()> {
+    let before = proxy.failed_responses();
+    proxy.set_mode(mode);
+    until("enough went wrong", TIMEOUT, async || {
+        anyhow::ensure!(
+            proxy.failed_responses() >= before + MIN_FAILED_RESPONSES,
+            "{} answers were none",
+            proxy.failed_responses() - before
+        );
+        Ok(())
+    })
+    .await?;
+    proxy.set_mode(ProxyMode::Forward);
+    Ok(())
 }
 
 async fn fail_requests(fixture: &mut FaultFixture<'_>) -> Result<()> {
@@ -123,18 +146,7 @@ async fn fail_requests(fixture: &mut FaultFixture<'_>) -> Result<()> {
         let fault_run = async {
             claims.wait_bound(BOUND_BEFORE_FAULT, TIMEOUT).await?;
             claims.wait_unfinished(TIMEOUT).await?;
-            let before = proxy.failed_responses();
-            proxy.set_mode(weather);
-            until("enough went wrong", TIMEOUT, async || {
-                anyhow::ensure!(
-                    proxy.failed_responses() >= before + MIN_FAILED_RESPONSES,
-                    "{} answers were none",
-                    proxy.failed_responses() - before
-                );
-                Ok(())
-            })
-            .await?;
-            proxy.set_mode(ProxyMode::Forward);
+            fail_responses(proxy, weather).await?;
             let count = load.finish();
             wait_recovery(run, &claims, fault, count, Instant::now()).await?;
             anyhow::Ok(count)
