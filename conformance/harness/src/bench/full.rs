@@ -96,10 +96,10 @@ async fn measure_stack(
 /// An interruption of the controllers' watches.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Interruption {
-    /// The API server restarts, and does not have the changes since the versions that the watches have
-    /// reached: the controllers list all objects again.
+    /// etcd is compacted and the API server restarts, and does not have the changes since the versions that
+    /// the watches have reached: the controllers list all objects again.
     Relist,
-    /// The API server restarts, and the watches continue.
+    /// The API server restarts. A watch continues if no object of any kind was written after its last event.
     Restart,
 }
 

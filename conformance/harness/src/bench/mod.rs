@@ -46,7 +46,7 @@ use self::{
     configurations::CONFIGURATIONS,
     existing_volumes::ExistingVolumes,
     report::BenchmarkFiles,
-    results::{BenchmarkEnvironment, BenchmarkReport, BenchmarkResults, ScaleReport, ScaleResults},
+    results::{BenchmarkEnvironment, BenchmarkResults, ScaleReport, ScaleResults},
     subjects::BenchmarkTask,
 };
 use crate::{implementation::Implementation, run::SuiteRun};
@@ -121,21 +121,19 @@ impl Selection {
         self.0.contains(&group)
     }
 
-    /// True if the results replace those of all groups, or the part of all groups that
-    /// [`is_scale`](LoadGroup::is_scale) names.
+    /// True if the results replace those of earlier runs: the selection has all groups of each
+    /// [part](LoadGroup::is_scale) of which it has one.
     fn is_publishable(&self) -> bool {
-        let all = |is_wanted: fn(LoadGroup) -> bool| {
-            LOAD_GROUPS.iter().all(|(_, group)| !is_wanted(*group) || self.contains(*group))
+        let is_complete = |is_scale| {
+            let mut part = LOAD_GROUPS.iter().filter(|(_, group)| group.is_scale() == is_scale);
+            !self.has_part(is_scale) || part.all(|(_, group)| self.contains(*group))
         };
-        all(|_| true) || (self.is_scale_only() && all(LoadGroup::is_scale))
+        is_complete(true) && is_complete(false)
     }
 
-    fn is_scale_only(&self) -> bool {
-        self.0.iter().all(|group| group.is_scale())
-    }
-
-    fn has_scale(&self) -> bool {
-        self.0.iter().any(|group| group.is_scale())
+    /// True if it has groups for which [`is_scale`](LoadGroup::is_scale) has this value.
+    fn has_part(&self, is_scale: bool) -> bool {
+        self.0.iter().any(|group| group.is_scale() == is_scale)
     }
 }
 
@@ -156,8 +154,8 @@ fn selected_groups(text: &str) -> Result<Selection> {
 
 /// Measures everything, or the groups in the environment variable `LOADS`, and prints the report at the end.
 /// Writes the results to the directory in the environment variable `OUTPUT`; to the run's directory if
-/// `OUTPUT` is not set, or `LOADS` selects groups other than `full,far`, which have a part of their own in
-/// the results.
+/// `OUTPUT` is not set, or `LOADS` selects some groups of a part of the results only: `full,far` are one
+/// part, and all other groups are another one.
 ///
 /// # Errors
 /// If something does not run, or a load does not finish.
@@ -185,16 +183,15 @@ pub(crate) async fn run(run: &SuiteRun) -> Result<()> {
         false => Vec::new(),
     };
     let environment = environment(claims);
-    let kept = if selection.is_scale_only() { files.read()? } else { None };
-    let mut report = kept.unwrap_or_else(|| BenchmarkReport {
-        environment: environment.clone(),
-        ..BenchmarkReport::default()
-    });
+    let mut report = files.read()?.unwrap_or_default();
+    if selection.has_part(false) {
+        report.environment = environment.clone();
+    }
     let (mut iterations, mut scale_iterations) = (Vec::new(), Vec::new());
     for number in 1..=iteration_count {
         // Progress: an iteration takes minutes.
         let _ = writeln!(io::stderr(), "iteration {number} of {iteration_count}");
-        if !selection.is_scale_only() {
+        if selection.has_part(false) {
             iterations.push(run_iteration(run, claims, &selection).await?);
             report.iterations.clone_from(&iterations);
             report.medians = BenchmarkResults {
@@ -203,7 +200,7 @@ pub(crate) async fn run(run: &SuiteRun) -> Result<()> {
                 ..iterations::medians(&iterations)
             };
         }
-        if selection.has_scale() {
+        if selection.has_part(true) {
             scale_iterations.push(run_scale_iteration(run, &clusters, &selection).await?);
             report.scale = Some(ScaleReport {
                 environment: environment.clone(),
@@ -305,16 +302,17 @@ mod tests {
 
     #[test]
     fn only_complete_results_replace_others() {
-        for (loads, is_publishable, is_scale_only) in [
-            ("", true, false),
-            ("full,far", true, true),
-            ("full", false, true),
-            ("claims,full,far", false, false),
-            ("claims", false, false),
+        let others = "claims,attachments,expansion,snapshots,existing-snapshots,scheduling,pods,memory";
+        for (loads, is_publishable) in [
+            ("", true),
+            ("full,far", true),
+            (others, true),
+            (&format!("{others},far"), false),
+            ("full", false),
+            ("claims,full,far", false),
+            ("claims", false),
         ] {
-            let selection = selected_groups(loads).unwrap();
-            assert_eq!(selection.is_publishable(), is_publishable, "{loads}");
-            assert_eq!(selection.is_scale_only(), is_scale_only, "{loads}");
+            assert_eq!(selected_groups(loads).unwrap().is_publishable(), is_publishable, "{loads}");
         }
         let error = selected_groups("fall").unwrap_err().to_string();
         assert!(error.starts_with("LOADS=fall: \"fall\" is none of claims, "), "{error}");
