@@ -53,10 +53,9 @@ pub(super) async fn fail_at_a_distance(fixture: &mut FaultFixture<'_>) -> Result
             fail_responses(proxy, mode).await?;
         }
         wait_for_work(&claims).await?;
-        // Claims that are created meanwhile would only add to the recovery.
-        let count = load.finish();
         link.cut();
         tokio::time::sleep(HANG).await;
+        let count = load.finish();
         link.restore();
         let fault = "20 ms away, with closed connections, 429, 500, lost responses and 30 s of silence";
         wait_recovery(run, &claims, fault, count, Instant::now()).await?;
