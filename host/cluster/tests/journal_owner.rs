@@ -7,7 +7,7 @@ use std::{sync::Arc, time::Duration};
 
 use cofferdam_apiserver::ApiServer;
 use cofferdam_cluster::{
-    EventSink, Journal, JournalError,
+    EventSink, Intent, Journal, JournalError,
     journal::{JournalLoss, JournalReports, LostJournals},
     metrics::Metrics,
 };
@@ -595,6 +595,75 @@ async fn an_own_write_that_takes_effect_late_is_no_foreign_change() {
         tokio::time::sleep(Duration::from_secs(25)).await;
         journal.write(intent("b")).await.unwrap();
         assert_eq!(intent_keys(&get(&api, SHARD_PATH).await), ["a", "b"]);
+        assert!(event_messages(&api, "IntentJournalChanged").await.is_empty());
+    })
+    .await;
+}
+
+/// An intent of the claim `a` that differs from `intent("a")`.
+fn other_intent() -> Intent {
+    Intent { attributes_class: "fast".into(), ..intent("a") }
+}
+
+/// Another client writes an annotation of the first ConfigMap, so that the next commit conflicts.
+async fn annotate(api: &ApiServer) {
+    call(api, Method::PATCH, SHARD_PATH, json!({"metadata": {"annotations": {"a": "b"}}})).await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_removed_intent_does_not_return_when_a_conflict_delays_the_next_one() {
+    let api = api();
+    let wire = FaultyApi::new(&api);
+    let (journal, _lost) = reporting_journal(&wire);
+    with_running(&journal, async {
+        journal.acquire().await.unwrap();
+        journal.write(intent("a")).await.unwrap();
+        annotate(&api).await;
+        journal.remove(&"a".into());
+        assert_eq!(*journal.write(other_intent()).await.unwrap(), other_intent());
+        assert!(event_messages(&api, "IntentJournalChanged").await.is_empty());
+    })
+    .await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_removed_intent_does_not_return_when_the_next_one_is_rejected() {
+    let api = api();
+    let wire = FaultyApi::new(&api);
+    let (journal, _lost) = reporting_journal(&wire);
+    with_running(&journal, async {
+        journal.acquire().await.unwrap();
+        journal.write(intent("a")).await.unwrap();
+        journal.remove(&"a".into());
+        wire.faults.lock().unwrap().push_back(WriteFault::Refused(StatusCode::FORBIDDEN));
+        assert!(journal.write(other_intent()).await.is_err());
+        annotate(&api).await;
+        journal.write(intent("b")).await.unwrap();
+        assert_eq!(intent_keys(&get(&api, SHARD_PATH).await), ["b"]);
+        assert!(journal.get(&"a".into()).is_none());
+        assert!(event_messages(&api, "IntentJournalChanged").await.is_empty());
+    })
+    .await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_removal_whose_commit_fails_is_not_lost_with_the_next_intent() {
+    let api = api();
+    let wire = FaultyApi { delay: Duration::from_millis(50), ..FaultyApi::new(&api) };
+    let (journal, _lost) = reporting_journal(&wire);
+    with_running(&journal, async {
+        journal.acquire().await.unwrap();
+        journal.write(intent("a")).await.unwrap();
+        wire.faults.lock().unwrap().push_back(WriteFault::Refused(StatusCode::FORBIDDEN));
+        journal.remove(&"a".into());
+        // This commit has the removal and is rejected while the next intent of the claim waits.
+        let first = tokio::spawn({
+            let journal = journal.clone();
+            async move { journal.write(intent("b")).await }
+        });
+        tokio::time::sleep(Duration::from_millis(10)).await;
+        assert_eq!(*journal.write(other_intent()).await.unwrap(), other_intent());
+        assert!(first.await.unwrap().is_err());
         assert!(event_messages(&api, "IntentJournalChanged").await.is_empty());
     })
     .await;

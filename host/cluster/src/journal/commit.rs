@@ -135,9 +135,9 @@ impl Journal {
         };
         shard.intent_count += 1;
         shard.bytes += size;
-        shard
-            .pending_changes
-            .insert(intent.claim_uid.clone(), ShardChange::Put { json, waiters: vec![sender] });
+        let removed = shard.pending_changes.get(&intent.claim_uid).and_then(ShardChange::removed).cloned();
+        let put = ShardChange::Put { json, waiters: vec![sender], removed };
+        shard.pending_changes.insert(intent.claim_uid.clone(), put);
         let tracked = TrackedIntent {
             intent: Arc::clone(intent),
             seen_at: Instant::now(),
@@ -332,14 +332,16 @@ impl Journal {
         }
         let is_rejected =
             |_: &Uid, change: &mut ShardChange| is_lost || !matches!(change, ShardChange::Remove(_));
+        let mut removals = Vec::new();
         for (uid, change) in batch.extract_if(.., is_rejected) {
             let lost = || Err(error.clone());
             match change {
-                ShardChange::Put { waiters, .. } => {
+                ShardChange::Put { waiters, removed, .. } => {
                     state.remove_intent(&uid);
                     for waiter in waiters {
                         let _ = waiter.send(lost());
                     }
+                    removals.extend(removed.filter(|_| !is_lost).map(|removed| (uid, removed)));
                 }
                 ShardChange::Replace(replacement) => {
                     let _ = replacement.waiter.send(lost());
@@ -347,6 +349,7 @@ impl Journal {
                 ShardChange::Remove(_) => {}
             }
         }
+        batch.extend(removals.into_iter().map(|(uid, removed)| (uid, ShardChange::Remove(removed))));
     }
 
     async fn write_shard(&self, index: usize, batch: &BTreeMap<Uid, ShardChange>) -> Result<(), ApiError> {
@@ -437,7 +440,7 @@ impl Journal {
         let mut state = self.inner.state.lock();
         for (uid, change) in batch {
             match change {
-                ShardChange::Put { waiters: waiting, .. } => {
+                ShardChange::Put { waiters: waiting, removed, .. } => {
                     // The intent may have been found in another shard.
                     let durable = state.intents.get(&uid).filter(|tracked| tracked.durable);
                     let result = match durable {
@@ -450,16 +453,18 @@ impl Journal {
                     for sender in waiting {
                         let _ = sender.send(result.clone());
                     }
+                    if let Some(removed) = removed {
+                        is_complete = false;
+                        state.requeue_removal(index, uid, removed);
+                    }
                 }
                 ShardChange::Replace(replacement) => {
                     state.restore_size(&uid, &replacement);
                     let _ = replacement.waiter.send(Err(error_for_puts.clone()));
                 }
-                removal @ ShardChange::Remove(_) => {
+                ShardChange::Remove(removed) => {
                     is_complete = false;
-                    if let Some(shard) = state.shards.get_mut(index) {
-                        shard.pending_changes.entry(uid).or_insert(removal);
-                    }
+                    state.requeue_removal(index, uid, removed);
                 }
             }
         }

@@ -54,7 +54,7 @@ impl ForeignChange {
         let pending = state.shards.get(index).map(|shard| &shard.pending_changes);
         for uid in data.into_iter().flat_map(HashMap::keys).map(|uid| Uid::from(&**uid)) {
             let is_removal = |changes: &BTreeMap<Uid, ShardChange>| {
-                matches!(changes.get(&uid), Some(ShardChange::Remove(_)))
+                changes.get(&uid).is_some_and(|change| change.removed().is_some())
             };
             let is_known =
                 state.intents.get(&uid).is_some_and(|tracked| tracked.durable && tracked.shard == index)

@@ -437,7 +437,12 @@ impl Journal {
             let uid = intent.claim_uid.clone();
             let Some(shard) = state.shards.get_mut(index) else { return };
             match state.intents.get(&uid) {
-                None if retain_removal_of(&mut shard.pending_changes, &intent) => continue,
+                tracked
+                    if tracked.is_none_or(|tracked| !tracked.durable)
+                        && retain_removal_of(&mut shard.pending_changes, &intent) =>
+                {
+                    continue;
+                }
                 Some(tracked) if tracked.durable && tracked.shard != index => {
                     // The claim is in two shards; remove one intent.
                     shard.pending_changes.insert(uid, ShardChange::Remove(Arc::new(intent)));
@@ -556,12 +561,18 @@ impl Journal {
 }
 
 /// Drops a pending removal of another intent of the claim. Returns `true` if a removal of this intent is
-/// pending.
+/// pending, or a put that overwrites it.
 fn retain_removal_of(changes: &mut BTreeMap<Uid, ShardChange>, intent: &Intent) -> bool {
-    let Some(ShardChange::Remove(removed)) = changes.get(&intent.claim_uid) else { return false };
-    let is_same = **removed == *intent;
-    if !is_same {
-        changes.remove(&intent.claim_uid);
+    let Some(change) = changes.get_mut(&intent.claim_uid) else { return false };
+    if change.removed().is_some_and(|removed| **removed == *intent) {
+        return true;
     }
-    is_same
+    match change {
+        ShardChange::Put { removed, .. } => *removed = None,
+        ShardChange::Remove(_) => {
+            changes.remove(&intent.claim_uid);
+        }
+        ShardChange::Replace(_) => {}
+    }
+    false
 }

@@ -1,7 +1,7 @@
 //! State of a journal in memory, and its queries.
 
 use std::{
-    collections::{BTreeMap, BTreeSet, HashMap, HashSet},
+    collections::{BTreeMap, BTreeSet, HashMap, HashSet, btree_map::Entry},
     sync::Arc,
     time::Duration,
 };
@@ -35,11 +35,24 @@ pub(super) enum ShardChange {
     Put {
         json: String,
         waiters: Vec<WriteSender>,
+        /// An earlier intent of the claim whose removal was not committed: the put overwrites it.
+        removed: Option<Arc<Intent>>,
     },
     /// Replaces a durable intent.
     Replace(Replacement),
     /// Removes this intent only, not another one of the same claim.
     Remove(Arc<Intent>),
+}
+
+impl ShardChange {
+    /// The intent that the change removes or overwrites, if this process has removed it.
+    pub(super) const fn removed(&self) -> Option<&Arc<Intent>> {
+        match self {
+            Self::Remove(removed) => Some(removed),
+            Self::Put { removed, .. } => removed.as_ref(),
+            Self::Replace(_) => None,
+        }
+    }
 }
 
 /// A pending replacement. The replaced intent stays the claim's intent until the commit.
@@ -175,6 +188,22 @@ impl State {
             shard.bytes = shard.bytes.saturating_sub(tracked.size);
         }
         Some(tracked)
+    }
+
+    /// Queues the removal of an intent again after a failed commit. A put that was queued meanwhile overwrites
+    /// the intent.
+    pub(super) fn requeue_removal(&mut self, index: usize, uid: Uid, intent: Arc<Intent>) {
+        let Some(shard) = self.shards.get_mut(index) else { return };
+        match shard.pending_changes.entry(uid) {
+            Entry::Vacant(vacant) => {
+                vacant.insert(ShardChange::Remove(intent));
+            }
+            Entry::Occupied(mut occupied) => {
+                if let ShardChange::Put { removed, .. } = occupied.get_mut() {
+                    removed.get_or_insert(intent);
+                }
+            }
+        }
     }
 
     /// Checks that a new intent of this size is within the share of its namespace: half of what the intents
