@@ -30,7 +30,7 @@ use self::{
     session::{Session, SessionStore, SessionView},
     settings::{Settings, SettingsView},
     sign::SignView,
-    state::{RetryTurn, StateStore, StateView},
+    state::{RetryLock, StateStore, StateView},
     workers::Workers,
 };
 use crate::{bindings::cofferdam::storage as wit, fault_injection::FaultPlan, limits::Limits};
@@ -44,7 +44,7 @@ pub(crate) struct Capabilities {
     handles: ResourceTable,
     log: GuestLog,
     session: Session,
-    state_turn: RetryTurn,
+    state_retry_lock: RetryLock,
     shared: SharedCapabilities,
 }
 
@@ -84,7 +84,7 @@ impl SharedCapabilities {
             handles,
             log: GuestLog::new(limits.log_bytes),
             session: Session::new(Arc::clone(&self.session)),
-            state_turn: RetryTurn::default(),
+            state_retry_lock: RetryLock::default(),
             shared: self.clone(),
         }
     }
@@ -142,7 +142,7 @@ impl Capabilities {
         StateView {
             context: &self.context,
             store: &self.shared.state,
-            turn: &mut self.state_turn,
+            retry_lock: &mut self.state_retry_lock,
             faults: &self.shared.faults,
         }
     }

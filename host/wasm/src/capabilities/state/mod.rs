@@ -12,8 +12,8 @@ use std::{path::PathBuf, sync::Arc, time::Duration};
 
 use serde::{Deserialize, Serialize};
 use tokio::{
-    sync::{Mutex, OwnedMutexGuard},
-    time::timeout,
+    sync::{Mutex, oneshot},
+    time::{Instant, timeout, timeout_at},
 };
 use wasmtime::component::HasData;
 
@@ -39,21 +39,32 @@ pub struct StateConfig {
     pub file: Option<PathBuf>,
 }
 
-/// Maximum wait for a [turn](RetryTurn). A call without one still repeats its commit.
-const MAX_TURN_WAIT: Duration = Duration::from_secs(1);
+/// Maximum time for which a call has the [`RetryLock`].
+const MAX_RETRY_LOCK_HOLD: Duration = Duration::from_millis(100);
+/// Time before its deadline at which a call continues without the [`RetryLock`].
+const RETRY_LOCK_MARGIN: Duration = Duration::from_secs(1);
 
 /// The blobs of one backend.
 #[derive(Debug)]
 pub(crate) struct StateStore {
     blobs: BlobStore,
     workers: Workers,
-    turns: Arc<Mutex<()>>,
+    retry_lock: Arc<Mutex<()>>,
 }
 
-/// The turn of a call after a conflict. Calls whose commits conflicted read and commit again one after the
-/// other: if they did so at the same time, one of them would succeed, and the others would conflict again.
+/// A call's use of the store's lock for calls whose commits conflicted. They read and commit again one after
+/// the other: if they did so at the same time, one of them would succeed, and the others would conflict
+/// again.
 #[derive(Debug, Default)]
-pub(crate) struct RetryTurn(Option<OwnedMutexGuard<()>>);
+pub(crate) enum RetryLock {
+    /// No commit of the call has conflicted since the last one that did not.
+    #[default]
+    NotNeeded,
+    /// A commit of the call has conflicted: the next access to the store waits for the lock.
+    Needed,
+    /// The call has the lock until this sender is dropped, and at most for [`MAX_RETRY_LOCK_HOLD`].
+    Held(oneshot::Sender<()>),
+}
 
 #[derive(Debug)]
 enum BlobStore {
@@ -77,7 +88,7 @@ impl StateStore {
     }
 
     fn new(blobs: BlobStore) -> Self {
-        Self { blobs, workers: Workers::default(), turns: Arc::default() }
+        Self { blobs, workers: Workers::default(), retry_lock: Arc::default() }
     }
 
     /// Number of entries, and their bytes as counted against the limit.
@@ -144,16 +155,32 @@ impl StateStore {
     }
 }
 
-impl RetryTurn {
-    /// Waits for the turn of the call, unless it has it already. The turn ends with the call at the latest.
-    async fn wait(&mut self, store: &StateStore) {
-        if self.0.is_none() {
-            self.0 = timeout(MAX_TURN_WAIT, Arc::clone(&store.turns).lock_owned()).await.ok();
+impl RetryLock {
+    /// Waits for the lock if the call needs it. The wait ends some time before the deadline, so that the call
+    /// ends with the driver's own error if it cannot commit.
+    async fn acquire(&mut self, lock: &Arc<Mutex<()>>, deadline: Instant) {
+        if !matches!(self, Self::Needed) {
+            return;
         }
+        let give_up_at = deadline.checked_sub(RETRY_LOCK_MARGIN).unwrap_or(deadline);
+        let Ok(guard) = timeout_at(give_up_at, Arc::clone(lock).lock_owned()).await else { return };
+        let (held, released) = oneshot::channel();
+        // A driver may not commit again, or wait for its storage before it does.
+        tokio::spawn(async move {
+            let _ = timeout(MAX_RETRY_LOCK_HOLD, released).await;
+            drop(guard);
+        });
+        *self = Self::Held(held);
     }
 
-    fn end(&mut self) {
-        self.0 = None;
+    /// Updates the use after a commit.
+    fn commit_ended(&mut self, is_conflict: bool) {
+        let is_held = matches!(self, Self::Held(held) if !held.is_closed());
+        if !is_conflict {
+            *self = Self::NotNeeded;
+        } else if !is_held {
+            *self = Self::Needed;
+        }
     }
 }
 
@@ -161,7 +188,7 @@ impl RetryTurn {
 pub(crate) struct StateView<'a> {
     pub(crate) context: &'a CallContext,
     pub(crate) store: &'a Arc<StateStore>,
-    pub(crate) turn: &'a mut RetryTurn,
+    pub(crate) retry_lock: &'a mut RetryLock,
     pub(crate) faults: &'a FaultPlan,
 }
 
@@ -170,11 +197,13 @@ impl HasData for StateView<'static> {
 }
 
 impl StateView<'_> {
-    /// Runs an operation on the store, as a host call into which a fault can be injected.
+    /// Runs an operation on the store, as a host call into which a fault can be injected. After a conflict, it
+    /// waits for the lock first.
     async fn run<T: Send + 'static>(
         &mut self,
         work: impl FnOnce(&StateStore) -> T + Send + 'static,
     ) -> wasmtime::Result<T> {
+        self.retry_lock.acquire(&self.store.retry_lock, self.context.deadline).await;
         self.faults.wrap(self.store.run_blocking(self.context.operation_permit.clone(), work)).await
     }
 }
@@ -186,11 +215,8 @@ impl Host for StateView<'_> {
 
     async fn commit(&mut self, changes: Vec<Change>) -> wasmtime::Result<Result<u64, StateError>> {
         let committed = self.run(move |store| store.commit(changes)).await?;
-        if matches!(committed, Err(StateCommitError::Rejected(StateError::Conflict(_)))) {
-            self.turn.wait(self.store).await;
-        } else {
-            self.turn.end();
-        }
+        let is_conflict = matches!(committed, Err(StateCommitError::Rejected(StateError::Conflict(_))));
+        self.retry_lock.commit_ended(is_conflict);
         match committed {
             Ok(version) => Ok(Ok(version)),
             Err(StateCommitError::Rejected(error)) => Ok(Err(error)),

@@ -147,39 +147,71 @@ fn a_file_is_used_again_when_the_disk_has_space() {
 struct StateCall {
     context: CallContext,
     store: Arc<StateStore>,
-    turn: RetryTurn,
+    retry_lock: RetryLock,
+    faults: FaultPlan,
 }
 
 impl StateCall {
     fn new(store: &Arc<StateStore>) -> Self {
-        let deadline = Instant::now() + Duration::from_secs(60);
+        Self::with_deadline(store, Duration::from_secs(60))
+    }
+
+    fn with_deadline(store: &Arc<StateStore>, remaining: Duration) -> Self {
         Self {
-            context: CallContext::new(deadline, Secrets::default()),
+            context: CallContext::new(Instant::now() + remaining, Secrets::default()),
             store: Arc::clone(store),
-            turn: RetryTurn::default(),
+            retry_lock: RetryLock::default(),
+            faults: FaultPlan::default(),
         }
     }
 
-    fn view<'a>(&'a mut self, faults: &'a FaultPlan) -> StateView<'a> {
-        StateView { context: &self.context, store: &self.store, turn: &mut self.turn, faults }
+    fn view(&mut self) -> StateView<'_> {
+        StateView {
+            context: &self.context,
+            store: &self.store,
+            retry_lock: &mut self.retry_lock,
+            faults: &self.faults,
+        }
+    }
+
+    async fn read(&mut self, key: &str) -> Option<Entry> {
+        self.view().get(key.to_owned()).await.unwrap().unwrap()
+    }
+
+    async fn commit(&mut self, change: Change) -> Result<u64, StateError> {
+        self.view().commit(vec![change]).await.unwrap()
+    }
+
+    /// Commits a change that conflicts with the entry `a`.
+    async fn conflict(&mut self) {
+        let refused = self.commit(put("a", b"", Precondition::Absent)).await;
+        assert!(matches!(refused, Err(StateError::Conflict(_))), "{refused:?}");
     }
 
     /// Reads a counter and commits the next value once.
     async fn increment(&mut self) -> Result<u64, StateError> {
-        let faults = FaultPlan::default();
-        let mut view = self.view(&faults);
-        let entry = view.get("counter".to_owned()).await.unwrap().unwrap();
+        let entry = self.read("counter").await;
         let (count, precondition) = entry
             .map_or((0, Precondition::Absent), |entry| (entry.value[0], Precondition::At(entry.version)));
-        view.commit(vec![put("counter", &[count + 1], precondition)]).await.unwrap()
+        // The calls of the store in memory would not interleave otherwise.
+        tokio::task::yield_now().await;
+        self.commit(put("counter", &[count + 1], precondition)).await
     }
 }
 
+/// Stores with the entry `a`.
+fn stores_with_entry() -> Vec<(&'static str, Arc<StateStore>, Option<TempDir>)> {
+    let with_entry = |(name, store, directory): (&'static str, StateStore, Option<TempDir>)| {
+        commit(&store, vec![put("a", b"", Precondition::Absent)]).unwrap();
+        (name, Arc::new(store), directory)
+    };
+    stores(1 << 20).into_iter().map(with_entry).collect()
+}
+
 #[tokio::test(start_paused = true)]
-async fn concurrent_calls_commit_in_turn_after_a_conflict() {
-    const CALLS: usize = 64;
-    for (name, store, _directory) in stores(1 << 20) {
-        let store = Arc::new(store);
+async fn conflicting_calls_commit_one_after_the_other() {
+    const CALLS: u8 = 64;
+    for (name, store, _directory) in stores_with_entry() {
         let attempts = futures::future::join_all((0..CALLS).map(|_| async {
             let mut call = StateCall::new(&store);
             let mut attempts = 1;
@@ -189,28 +221,67 @@ async fn concurrent_calls_commit_in_turn_after_a_conflict() {
             attempts
         }));
         let attempts: Vec<usize> = attempts.await;
-        assert_eq!(read(&store, "counter").unwrap().0, [CALLS as u8], "{name}");
-        // A call has its first attempt without a turn, and can cause one conflict of a call that has one.
+        assert_eq!(read(&store, "counter").unwrap().0, [CALLS], "{name}");
+        // A call has its first attempt without the lock, and causes at most one conflict of the call that has
+        // it.
         let total: usize = attempts.iter().sum();
-        assert!(total <= 3 * CALLS, "{name}: {attempts:?}");
+        let calls = usize::from(CALLS);
+        assert!(total > calls && total <= 3 * calls, "{name}: {attempts:?}");
     }
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_call_that_keeps_its_turn_delays_others_for_a_second_at_most() {
-    for (name, store, _directory) in stores(1 << 20) {
-        let store = Arc::new(store);
-        commit(&store, vec![put("a", b"", Precondition::Absent)]).unwrap();
-        let faults = FaultPlan::default();
-        let conflict = || vec![put("a", b"", Precondition::Absent)];
-        let mut first = StateCall::new(&store);
+async fn a_call_that_does_not_commit_again_keeps_the_lock_for_a_limited_time() {
+    for (name, store, _directory) in stores_with_entry() {
+        let (mut first, mut second, mut third) =
+            (StateCall::new(&store), StateCall::new(&store), StateCall::new(&store));
+        for call in [&mut first, &mut second, &mut third] {
+            call.conflict().await;
+        }
         let started = Instant::now();
-        first.view(&faults).commit(conflict()).await.unwrap().unwrap_err();
+        first.read("a").await;
         assert_eq!(started.elapsed(), Duration::ZERO, "{name}");
-        StateCall::new(&store).view(&faults).commit(conflict()).await.unwrap().unwrap_err();
-        assert_eq!(started.elapsed(), MAX_TURN_WAIT, "{name}");
-        drop(first);
-        StateCall::new(&store).view(&faults).commit(conflict()).await.unwrap().unwrap_err();
-        assert_eq!(started.elapsed(), MAX_TURN_WAIT, "{name}: the turn ends with its call");
+        second.read("a").await;
+        assert_eq!(started.elapsed(), MAX_RETRY_LOCK_HOLD, "{name}");
+        drop(second);
+        third.read("a").await;
+        assert_eq!(started.elapsed(), MAX_RETRY_LOCK_HOLD, "{name}: the call has ended");
+        // The time of the first call is over: it waits again after another conflict.
+        first.conflict().await;
+        first.read("a").await;
+        assert_eq!(started.elapsed(), 2 * MAX_RETRY_LOCK_HOLD, "{name}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_commit_without_conflict_releases_the_lock() {
+    for (name, store, _directory) in stores_with_entry() {
+        let key = "k".repeat(MAX_KEY + 1);
+        for (key, is_committed) in [("b", true), (key.as_str(), false)] {
+            let (mut first, mut second) = (StateCall::new(&store), StateCall::new(&store));
+            first.conflict().await;
+            second.conflict().await;
+            first.read("a").await;
+            let started = Instant::now();
+            let committed = first.commit(put(key, b"", Precondition::Absent)).await;
+            assert_eq!(committed.is_ok(), is_committed, "{name}: {committed:?}");
+            second.read("a").await;
+            assert_eq!(started.elapsed(), Duration::ZERO, "{name}");
+        }
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_wait_for_the_lock_ends_before_the_deadline() {
+    for (name, store, _directory) in stores_with_entry() {
+        let wait = MAX_RETRY_LOCK_HOLD / 2;
+        let mut first = StateCall::new(&store);
+        let mut second = StateCall::with_deadline(&store, RETRY_LOCK_MARGIN + wait);
+        first.conflict().await;
+        second.conflict().await;
+        first.read("a").await;
+        let started = Instant::now();
+        second.read("a").await;
+        assert_eq!(started.elapsed(), wait, "{name}");
     }
 }
