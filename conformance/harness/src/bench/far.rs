@@ -12,10 +12,10 @@ use super::{
     measure::UsageReading,
     recorder::LoadRecorder,
     results::{FarApi, LoadKind},
-    stacks::{RunningStack, Stack},
+    stacks::Stack,
     upper_bound,
 };
-use crate::{control_plane::ControlPlane, run::SuiteRun};
+use crate::run::SuiteRun;
 
 /// The distances: milliseconds of a round trip.
 const ROUND_TRIPS: [u64; 4] = [0, 5, 20, 50];
@@ -34,7 +34,7 @@ pub(super) const fn concurrent_claims(stack: Stack) -> usize {
     }
 }
 
-/// Measures each stack at each distance, on one control plane for each stack, and the API server only without
+/// Measures each stack at each distance, each on a new control plane, and the API server only without
 /// distance, which does not limit the throughput of concurrent clients.
 ///
 /// # Errors
@@ -42,41 +42,36 @@ pub(super) const fn concurrent_claims(stack: Stack) -> usize {
 pub(super) async fn measure(run: &SuiteRun) -> Result<Vec<FarApi>> {
     let mut measured = Vec::new();
     for stack in STACKS {
-        let plane = start_control_plane(run).await?;
-        let watches = UsageReading::when_idle(plane.client(), &[]).await?.watches();
-        let running = stack.prepare_with_links(run, &plane).await?.start(run, &plane).await?;
         for round_trip_ms in ROUND_TRIPS {
-            measured.push(measure_distance(&plane, &running, stack, round_trip_ms, watches).await?);
+            measured.push(measure_distance(run, stack, round_trip_ms).await?);
         }
-        running.stop().await?;
-        plane.stop().await?;
     }
     measured.push(measure_upper_bound(run).await?);
     Ok(measured)
 }
 
-async fn measure_distance(
-    plane: &ControlPlane,
-    running: &RunningStack,
-    stack: Stack,
-    round_trip_ms: u64,
-    watches: f64,
-) -> Result<FarApi> {
+async fn measure_distance(run: &SuiteRun, stack: Stack, round_trip_ms: u64) -> Result<FarApi> {
+    let plane = start_control_plane(run).await?;
+    let watches = UsageReading::when_idle(plane.client(), &[]).await?.watches();
+    let running = stack.prepare_with_links(run, &plane).await?.start(run, &plane).await?;
     // Progress: a distance takes up to a minute.
     let _ = writeln!(std::io::stderr(), "  {}, {round_trip_ms} ms away:", stack.name());
     running.set_round_trip(Duration::from_millis(round_trip_ms));
     let client = plane.client().clone();
     let mut recorder =
-        LoadRecorder::new(stack.name(), plane, running.configuration.processes(), watches).await?;
-    let sequential = ClaimLoad::new(&client, &format!("alone-{round_trip_ms}"), Some(DRIVER)).await?;
+        LoadRecorder::new(stack.name(), &plane, running.configuration.processes(), watches).await?;
+    let sequential = ClaimLoad::new(&client, "alone", Some(DRIVER)).await?;
     recorder.begin_load().await?;
     let timing = sequential.bind_sequentially(SEQUENTIAL_CLAIMS).await?;
     recorder.end_load(LoadKind::BindSequentially, &timing).await?;
-    let load = ClaimLoad::new(&client, &format!("far-{round_trip_ms}"), Some(DRIVER)).await?;
+    let load = ClaimLoad::new(&client, "far", Some(DRIVER)).await?;
     recorder.begin_load().await?;
     let (timing, _) = load.bind_all(concurrent_claims(stack)).await?;
     recorder.end_load(LoadKind::BindDynamic, &timing).await?;
     let results = stack.results(&running.configuration, recorder.into_measurements());
+    drop((sequential, load, client));
+    running.stop().await?;
+    plane.stop().await?;
     Ok(FarApi { round_trip_ms, results })
 }
 

@@ -18,7 +18,7 @@ pub(super) fn iterations_text(iterations: usize) -> String {
 }
 
 /// The median, or 0 if there are no values.
-fn median(mut values: Vec<f64>) -> f64 {
+pub(super) fn median(mut values: Vec<f64>) -> f64 {
     values.sort_by(f64::total_cmp);
     let middle = values.len() / 2;
     let at = |index: usize| values.get(index).copied().unwrap_or_default();

@@ -46,7 +46,7 @@ use self::{
     configurations::CONFIGURATIONS,
     existing_volumes::ExistingVolumes,
     report::BenchmarkFiles,
-    results::{BenchmarkEnvironment, BenchmarkResults, ScaleReport, ScaleResults},
+    results::{BenchmarkEnvironment, BenchmarkReport, BenchmarkResults, ScaleReport, ScaleResults},
     subjects::BenchmarkTask,
 };
 use crate::{implementation::Implementation, run::SuiteRun};
@@ -91,10 +91,18 @@ enum LoadGroup {
     Far,
 }
 
+/// A part of the results, which may be measured without the other one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum ReportPart {
+    /// Loads on a cluster without other objects, and idle memory.
+    EmptyCluster,
+    /// The loads `full` and `far`.
+    Scale,
+}
+
 impl LoadGroup {
-    /// Results of these groups are a part of their own, which may be measured without the others.
-    const fn is_scale(self) -> bool {
-        matches!(self, Self::Full | Self::Far)
+    const fn part(self) -> ReportPart {
+        if matches!(self, Self::Full | Self::Far) { ReportPart::Scale } else { ReportPart::EmptyCluster }
     }
 }
 
@@ -121,19 +129,15 @@ impl Selection {
         self.0.contains(&group)
     }
 
-    /// True if the results replace those of earlier runs: the selection has all groups of each
-    /// [part](LoadGroup::is_scale) of which it has one.
+    /// True if the results replace those of earlier runs: the selection has all groups of each part of which
+    /// it has one.
     fn is_publishable(&self) -> bool {
-        let is_complete = |is_scale| {
-            let mut part = LOAD_GROUPS.iter().filter(|(_, group)| group.is_scale() == is_scale);
-            !self.has_part(is_scale) || part.all(|(_, group)| self.contains(*group))
-        };
-        is_complete(true) && is_complete(false)
+        LOAD_GROUPS.iter().all(|(_, group)| !self.has_part(group.part()) || self.contains(*group))
     }
 
-    /// True if it has groups for which [`is_scale`](LoadGroup::is_scale) has this value.
-    fn has_part(&self, is_scale: bool) -> bool {
-        self.0.iter().any(|group| group.is_scale() == is_scale)
+    /// True if the selection has groups of this part.
+    fn has_part(&self, part: ReportPart) -> bool {
+        self.0.iter().any(|group| group.part() == part)
     }
 }
 
@@ -167,6 +171,13 @@ pub(crate) async fn run(run: &SuiteRun) -> Result<()> {
     let files =
         BenchmarkFiles::in_directory(&output.map_or_else(|| run.directory().to_owned(), PathBuf::from));
     let iteration_count = env_number("ITERATIONS", DEFAULT_ITERATIONS)?;
+    let (has_empty_cluster, has_scale) =
+        (selection.has_part(ReportPart::EmptyCluster), selection.has_part(ReportPart::Scale));
+    // A part that is not measured keeps its results.
+    let mut report = match has_empty_cluster && has_scale {
+        true => BenchmarkReport::default(),
+        false => files.read()?.unwrap_or_default(),
+    };
     // Idle memory does not vary as speed does: one measurement is enough.
     let memory = match selection.contains(LoadGroup::Memory) {
         true => Some(memory::measure(run, claims * 5).await?),
@@ -183,15 +194,15 @@ pub(crate) async fn run(run: &SuiteRun) -> Result<()> {
         false => Vec::new(),
     };
     let environment = environment(claims);
-    let mut report = files.read()?.unwrap_or_default();
-    if selection.has_part(false) {
+    if has_empty_cluster {
         report.environment = environment.clone();
     }
+    let unfinished = BenchmarkFiles::in_directory(run.directory());
     let (mut iterations, mut scale_iterations) = (Vec::new(), Vec::new());
     for number in 1..=iteration_count {
         // Progress: an iteration takes minutes.
         let _ = writeln!(io::stderr(), "iteration {number} of {iteration_count}");
-        if selection.has_part(false) {
+        if has_empty_cluster {
             iterations.push(run_iteration(run, claims, &selection).await?);
             report.iterations.clone_from(&iterations);
             report.medians = BenchmarkResults {
@@ -200,7 +211,7 @@ pub(crate) async fn run(run: &SuiteRun) -> Result<()> {
                 ..iterations::medians(&iterations)
             };
         }
-        if selection.has_part(true) {
+        if has_scale {
             scale_iterations.push(run_scale_iteration(run, &clusters, &selection).await?);
             report.scale = Some(ScaleReport {
                 environment: environment.clone(),
@@ -208,9 +219,10 @@ pub(crate) async fn run(run: &SuiteRun) -> Result<()> {
                 iterations: scale_iterations.clone(),
             });
         }
-        // Written after every iteration, in case the run is interrupted.
-        files.write(&report)?;
+        // In case the run is interrupted.
+        unfinished.write(&report)?;
     }
+    files.write(&report)?;
     files.print_markdown()
 }
 

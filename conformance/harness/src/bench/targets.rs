@@ -7,6 +7,7 @@ use std::{collections::BTreeMap, fmt::Write as _};
 
 use super::{
     format::join,
+    iterations::median,
     results::{
         ConfigurationResults, ExistingSnapshots, LoadKind, LoadMeasurement, NodeRoleUsage, ResidentMemory,
     },
@@ -21,6 +22,7 @@ pub(super) const TARGET_TABLE_HEADER: &str =
 const API_SHARE: f64 = 65.0;
 
 /// A measured value and its target.
+#[derive(Clone, Debug)]
 pub(super) struct PerformanceTarget {
     metric: &'static str,
     /// `None` for a figure without a target.
@@ -90,6 +92,22 @@ impl PerformanceTarget {
     ) -> Self {
         let share = 100.0 * cofferdam.per_second / api_only.per_second;
         Self::at_least(metric, target, "%", share)
+    }
+
+    /// The medians of values that were measured several times. Each slice has the same targets.
+    pub(super) fn medians(measured: &[Vec<Self>]) -> Vec<Self> {
+        let Some(first) = measured.first() else { return Vec::new() };
+        let median_of = |index: usize, value: fn(&Self) -> Option<f64>| {
+            let values: Option<Vec<f64>> =
+                measured.iter().map(|targets| targets.get(index).and_then(value)).collect();
+            values.map(median)
+        };
+        let targets = first.iter().enumerate().map(|(index, target)| Self {
+            measured: median_of(index, |target| Some(target.measured)).unwrap_or(target.measured),
+            upper_bound: median_of(index, |target| target.upper_bound),
+            ..target.clone()
+        });
+        targets.collect()
     }
 
     /// `None` without a target.
