@@ -3,15 +3,16 @@
 
 use std::time::{Duration, Instant};
 
-use anyhow::Result;
+use anyhow::{Result, ensure};
 use http::StatusCode;
 
 use super::{
-    BOUND_BEFORE_FAULT, CLAIMS, close_all_connections, fail_responses,
+    BOUND_BEFORE_FAULT, CLAIMS, close_all_connections,
     fixture::{
         CONCURRENT_CLAIMS, CofferdamProcess, DRIVER, FaultFixture, TIMEOUT, create_continuously,
         wait_recovery,
     },
+    inject_error_responses,
 };
 use crate::{
     claims::{Claims, ContinuousClaimLoad},
@@ -24,8 +25,11 @@ const ROUND_TRIP: Duration = Duration::from_millis(20);
 const DISCONNECTS: usize = 5;
 /// Number of further claims that become Bound before each fault.
 const BOUND_PER_FAULT: usize = 50;
-/// Duration for which nothing is forwarded.
-const HANG: Duration = Duration::from_secs(30);
+/// Duration for which nothing is forwarded. It is longer than the 30 s after which `cofferdam` gives up a
+/// request: the link delivers requests that their sender has given up.
+const HANG: Duration = Duration::from_secs(45);
+/// Time after the cut in which responses that have passed the link can still have an effect.
+const LATE_EFFECTS: Duration = Duration::from_secs(2);
 
 pub(super) async fn fail_at_a_distance(fixture: &mut FaultFixture<'_>) -> Result<()> {
     let run = fixture.run;
@@ -50,14 +54,19 @@ pub(super) async fn fail_at_a_distance(fixture: &mut FaultFixture<'_>) -> Result
             ProxyMode::ErrorAfterWrite,
         ] {
             wait_for_work(&claims).await?;
-            fail_responses(proxy, mode).await?;
+            inject_error_responses(proxy, mode).await?;
         }
         wait_for_work(&claims).await?;
         link.cut();
-        tokio::time::sleep(HANG).await;
+        tokio::time::sleep(LATE_EFFECTS).await;
+        let bound = claims.count_bound().await?;
+        tokio::time::sleep(HANG - LATE_EFFECTS).await;
         let count = load.finish();
+        let bound_later = claims.count_bound().await?;
+        ensure!(bound_later == bound, "{bound_later} claims are Bound, {bound} were when the link was cut");
+        ensure!(count > bound, "all {count} claims are Bound: expected claims that wait for the link");
         link.restore();
-        let fault = "20 ms away, with closed connections, 429, 500, lost responses and 30 s of silence";
+        let fault = "20 ms away, with closed connections, 429, 500, lost responses and 45 s of silence";
         wait_recovery(run, &claims, fault, count, Instant::now()).await?;
         anyhow::Ok(count)
     };
@@ -70,7 +79,7 @@ pub(super) async fn fail_at_a_distance(fixture: &mut FaultFixture<'_>) -> Result
     Ok(())
 }
 
-/// Waits until more claims have become Bound since the last fault, and others are not Bound yet.
+/// Waits until some more claims have become Bound, and others are not Bound yet.
 async fn wait_for_work(claims: &Claims) -> Result<()> {
     let bound = claims.count_bound().await?;
     claims.wait_bound(bound + BOUND_PER_FAULT, TIMEOUT).await?;

@@ -32,7 +32,7 @@ const DISCONNECTS: usize = 20;
 /// The minimum number of Bound claims at a disconnect is [`BOUND_BEFORE_FAULT`] for the first, and increases
 /// by this number for each further one.
 const BOUND_PER_DISCONNECT: usize = 25;
-/// Minimum number of the proxy's error responses during one fault of [`fail_requests`].
+/// Minimum number of the proxy's error responses during one fault.
 const MIN_FAILED_RESPONSES: usize = 60;
 
 pub(super) async fn run(run: &SuiteRun) -> Result<()> {
@@ -117,13 +117,13 @@ async fn close_all_connections(proxy: &Proxy) -> Result<()> {
 }
 
 /// Sets a mode that fails requests until [`MIN_FAILED_RESPONSES`] have failed.
-async fn fail_responses(proxy: &Proxy, mode: ProxyMode) -> Result<()> {
+async fn inject_error_responses(proxy: &Proxy, mode: ProxyMode) -> Result<()> {
     let before = proxy.failed_responses();
     proxy.set_mode(mode);
-    until("enough went wrong", TIMEOUT, async || {
+    until("the proxy failed enough responses", TIMEOUT, async || {
         anyhow::ensure!(
             proxy.failed_responses() >= before + MIN_FAILED_RESPONSES,
-            "{} answers were none",
+            "{} of {MIN_FAILED_RESPONSES} responses failed",
             proxy.failed_responses() - before
         );
         Ok(())
@@ -146,7 +146,7 @@ async fn fail_requests(fixture: &mut FaultFixture<'_>) -> Result<()> {
         let fault_run = async {
             claims.wait_bound(BOUND_BEFORE_FAULT, TIMEOUT).await?;
             claims.wait_unfinished(TIMEOUT).await?;
-            fail_responses(proxy, weather).await?;
+            inject_error_responses(proxy, weather).await?;
             let count = load.finish();
             wait_recovery(run, &claims, fault, count, Instant::now()).await?;
             anyhow::Ok(count)
