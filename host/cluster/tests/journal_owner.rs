@@ -670,6 +670,53 @@ async fn a_removal_whose_commit_fails_is_not_lost_with_the_next_intent() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn an_intent_that_another_process_moved_to_an_earlier_config_map_is_kept() {
+    let (api, metrics) = (api(), Metrics::default());
+    let wire = FaultyApi::new(&api);
+    let older = journal(&wire, &metrics);
+    let newer = journal(&wire, &metrics);
+    with_running(&older, async {
+        older.acquire().await.unwrap();
+        fill_two_shards(&older).await;
+        let moved = Uid::from(&*intent_keys(&get(&api, &shard_path(1)).await)[0]);
+        let in_first = Uid::from(&*intent_keys(&get(&api, &shard_path(0)).await)[0]);
+        let rewritten = Intent { attributes_class: "fast".into(), ..intent(&moved.to_string()) };
+        with_running(&newer, async {
+            newer.acquire().await.unwrap();
+            newer.remove(&in_first);
+            newer.remove(&moved);
+            tokio::time::sleep(Duration::from_secs(5)).await;
+            newer.write(rewritten.clone()).await.unwrap();
+        })
+        .await;
+        tokio::time::sleep(TAKEN_BACK).await;
+        older.acquire().await.unwrap();
+        tokio::time::sleep(Duration::from_secs(5)).await;
+        assert_eq!(older.get(&moved).as_deref(), Some(&rewritten));
+        let stored = intent_keys(&get(&api, &shard_path(0)).await);
+        assert!(stored.contains(&moved.to_string()), "{stored:?}");
+    })
+    .await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_intent_that_another_client_writes_over_a_removed_one_is_reported() {
+    let api = api();
+    let wire = FaultyApi::new(&api);
+    let (journal, _lost) = reporting_journal(&wire);
+    with_running(&journal, async {
+        journal.acquire().await.unwrap();
+        journal.write(intent("a")).await.unwrap();
+        let foreign = serde_json::to_string(&other_intent()).unwrap();
+        call(&api, Method::PATCH, SHARD_PATH, json!({"data": {"a": foreign}})).await;
+        journal.remove(&"a".into());
+        assert_eq!(*journal.write(intent("a")).await.unwrap(), other_intent(), "it takes precedence");
+        assert_eq!(event_messages(&api, "IntentJournalChanged").await.len(), 1);
+    })
+    .await;
+}
+
+#[tokio::test(start_paused = true)]
 async fn a_process_that_lost_the_journal_removes_no_intent_of_the_owner() {
     let (api, metrics) = (api(), Metrics::default());
     let wire = FaultyApi::new(&api);

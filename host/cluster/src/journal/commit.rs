@@ -72,7 +72,10 @@ impl Journal {
         let mut state = self.inner.state.lock();
         let Some(tracked) = state.remove_intent(uid) else { return };
         if let Some(shard) = state.shards.get_mut(tracked.shard) {
-            shard.pending_changes.insert(uid.clone(), ShardChange::Remove(tracked.intent));
+            // A pending put has not written its intent: the earlier one is still in the ConfigMap.
+            let earlier = shard.pending_changes.get(uid).and_then(ShardChange::removed).cloned();
+            let removed = earlier.unwrap_or(tracked.intent);
+            shard.pending_changes.insert(uid.clone(), ShardChange::Remove(removed));
             if is_confirmed {
                 shard.used_confirmations.insert(uid.clone());
             }
@@ -228,7 +231,7 @@ impl Journal {
             {
                 return self.requeue_failed(index, batch, &error);
             }
-            self.answer_puts_of_durable_intents(&mut batch);
+            self.answer_puts_of_durable_intents(index, &mut batch);
             self.reject_changes_if_lost(&mut batch);
             self.reject_puts_of_other_format(index, &mut batch);
             self.reject_outdated_replacements(&mut batch);
@@ -283,17 +286,24 @@ impl Journal {
     }
 
     /// Answers puts of claims that have a durable intent by now: one that a read found, for example because
-    /// another process has written it.
-    fn answer_puts_of_durable_intents(&self, batch: &mut BTreeMap<Uid, ShardChange>) {
+    /// another process has written it. An intent that such a put would have overwritten in this shard is
+    /// removed.
+    fn answer_puts_of_durable_intents(&self, index: usize, batch: &mut BTreeMap<Uid, ShardChange>) {
         let state = self.inner.state.lock();
-        batch.retain(|uid, change| match (change, state.intents.get(uid)) {
-            (ShardChange::Put { waiters: waiting, .. }, Some(tracked)) if tracked.durable => {
-                for sender in std::mem::take(waiting) {
-                    let _ = sender.send(Ok(Arc::clone(&tracked.intent)));
-                }
-                false
+        batch.retain(|uid, change| {
+            let tracked = state.intents.get(uid).filter(|tracked| tracked.durable);
+            let (ShardChange::Put { waiters, removed, .. }, Some(tracked)) = (&mut *change, tracked) else {
+                return true;
+            };
+            for sender in std::mem::take(waiters) {
+                let _ = sender.send(Ok(Arc::clone(&tracked.intent)));
             }
-            _ => true,
+            let removed = removed.take().filter(|_| tracked.shard != index);
+            let has_removal = removed.is_some();
+            if let Some(removed) = removed {
+                *change = ShardChange::Remove(removed);
+            }
+            has_removal
         });
     }
 

@@ -25,8 +25,8 @@ pub(super) struct ForeignChange {
 
 impl ForeignChange {
     /// Compares the data of the ConfigMap `index`, `None` if it does not exist, with the known intents, and
-    /// marks those whose removal it finds. Intents whose removal is in `batch` or pending are expected to be
-    /// there still. `own_writes` has the claims whose intents this process may have written or removed.
+    /// marks those whose removal it finds. Intents whose removal is in `batch` or pending may be there
+    /// still. `own_writes` has the claims whose intents this process may have written or removed.
     pub(super) fn find(
         state: &mut State,
         index: usize,
@@ -43,18 +43,16 @@ impl ForeignChange {
             match data.and_then(|data| data.get(&uid.to_string())) {
                 None if std::mem::replace(&mut tracked.is_removal_reported, true) => continue,
                 None => change.removed.insert(uid.clone()),
-                Some(json)
-                    if serde_json::from_str::<Intent>(json).ok().as_ref() == Some(&*tracked.intent) =>
-                {
-                    continue;
-                }
+                Some(json) if is_encoded(&tracked.intent, json) => continue,
                 Some(_) => change.replaced.insert(uid.clone()),
             };
         }
         let pending = state.shards.get(index).map(|shard| &shard.pending_changes);
-        for uid in data.into_iter().flat_map(HashMap::keys).map(|uid| Uid::from(&**uid)) {
+        for (uid, json) in data.into_iter().flatten() {
+            let uid = Uid::from(&**uid);
             let is_removal = |changes: &BTreeMap<Uid, ShardChange>| {
-                changes.get(&uid).is_some_and(|change| change.removed().is_some())
+                let removed = changes.get(&uid).and_then(ShardChange::removed);
+                removed.is_some_and(|removed| is_encoded(removed, json))
             };
             let is_known =
                 state.intents.get(&uid).is_some_and(|tracked| tracked.durable && tracked.shard == index)
@@ -70,6 +68,11 @@ impl ForeignChange {
     pub(super) fn is_empty(&self) -> bool {
         self.added.is_empty() && self.removed.is_empty() && self.replaced.is_empty()
     }
+}
+
+/// Returns `true` if the text is this intent.
+fn is_encoded(intent: &Intent, json: &str) -> bool {
+    serde_json::from_str::<Intent>(json).is_ok_and(|decoded| decoded == *intent)
 }
 
 impl fmt::Display for ForeignChange {

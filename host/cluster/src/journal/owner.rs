@@ -79,8 +79,11 @@ impl Journal {
             let reads = (0..SHARD_COUNT).map(|index| self.fetch_shard(index));
             let contents = try_join_all(reads).await?;
             let epoch = self.next_epoch(&contents)?;
-            for (index, contents) in contents.into_iter().enumerate() {
+            // All of them first: another process may have moved an intent to a ConfigMap before its old one.
+            for (index, contents) in contents.iter().enumerate() {
                 self.forget_removed_intents(index, contents.as_ref());
+            }
+            for (index, contents) in contents.into_iter().enumerate() {
                 self.apply_shard(index, contents, &mut BTreeMap::new());
             }
             match self.write_owner(&owner, epoch).await {
