@@ -98,7 +98,7 @@ async fn removals_are_committed_with_the_next_intent_or_after_a_delay() {
             journal.remove(&n.to_string().as_str().into());
         }
         assert_eq!(metrics.journal_commits(), 10, "each removal is committed with the next intent");
-        tokio::time::sleep(Duration::from_secs(2)).await;
+        tokio::time::sleep(Duration::from_secs(1)).await;
         assert_eq!(metrics.journal_commits(), 11, "the last removal is committed alone");
         assert_eq!(intent_keys(&get(&api, SHARD_PATH).await), [""; 0]);
     })
@@ -112,7 +112,7 @@ async fn a_removal_delays_no_intent_that_follows_shortly_after() {
     let journal = journal(&wire, &metrics);
     journal.load().await.unwrap();
     with_running(&journal, async {
-        for pause in [0, 10, 110, 500] {
+        for pause in [0, 10, 110, 400] {
             tokio::time::sleep(Duration::from_millis(pause)).await;
             let (uid, started) = (pause.to_string(), tokio::time::Instant::now());
             journal.write(intent(&uid)).await.unwrap();

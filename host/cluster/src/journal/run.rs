@@ -10,7 +10,7 @@ use crate::clock::sleep_until;
 
 /// Delay of removals, to join another commit. If the process crashes within this time, the intent is still in
 /// its ConfigMap, and the next process handles it again.
-const FLUSH_DELAY: Duration = Duration::from_secs(1);
+const FLUSH_DELAY: Duration = Duration::from_millis(500);
 /// Delay before a failed removal is retried, unless a put causes a commit earlier.
 const RETRY_DELAY: Duration = Duration::from_secs(1);
 

@@ -181,7 +181,7 @@ async fn run() {
         }
         latencies.sort();
         // Wait for events and for the last removals from the journal.
-        tokio::time::sleep(Duration::from_millis(500)).await;
+        tokio::time::sleep(Duration::from_secs(1)).await;
         let after = [&writes.objects, &writes.journal, &writes.events].map(|c| c.load(Ordering::Relaxed));
         let per_claim = |n: usize| (after[n] - before[n]) as f64 / CLAIMS as f64;
         let percentile = |p: usize| latencies[latencies.len() * p / 100].as_secs_f64() * 1e3;
