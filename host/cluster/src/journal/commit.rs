@@ -73,8 +73,7 @@ impl Journal {
         let Some(tracked) = state.remove_intent(uid) else { return };
         if let Some(shard) = state.shards.get_mut(tracked.shard) {
             // A pending put has not written its intent: the earlier one is still in the ConfigMap.
-            let earlier = shard.pending_changes.get(uid).and_then(ShardChange::removed).cloned();
-            let removed = earlier.unwrap_or(tracked.intent);
+            let removed = shard.pending_removal(uid).unwrap_or(tracked.intent);
             shard.pending_changes.insert(uid.clone(), ShardChange::Remove(removed));
             if is_confirmed {
                 shard.used_confirmations.insert(uid.clone());
@@ -138,7 +137,7 @@ impl Journal {
         };
         shard.intent_count += 1;
         shard.bytes += size;
-        let removed = shard.pending_changes.get(&intent.claim_uid).and_then(ShardChange::removed).cloned();
+        let removed = shard.pending_removal(&intent.claim_uid);
         let put = ShardChange::Put { json, waiters: vec![sender], removed };
         shard.pending_changes.insert(intent.claim_uid.clone(), put);
         let tracked = TrackedIntent {

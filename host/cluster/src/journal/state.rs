@@ -141,6 +141,13 @@ pub(super) struct Shard {
     pub(super) used_confirmations: BTreeSet<Uid>,
 }
 
+impl Shard {
+    /// The intent of the claim that a pending change removes or overwrites, if this process has removed it.
+    pub(super) fn pending_removal(&self, uid: &Uid) -> Option<Arc<Intent>> {
+        self.pending_changes.get(uid)?.removed().cloned()
+    }
+}
+
 pub(super) struct State {
     /// Intents by claim uid.
     pub(super) intents: HashMap<Uid, TrackedIntent>,
