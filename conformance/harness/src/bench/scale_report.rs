@@ -488,8 +488,8 @@ mod tests {
     #[test]
     fn the_tables_have_a_row_for_each_measurement() {
         let all = fixture();
-        let iterations = [fixture()];
-        let (full, far) = (full_section(&all, &iterations), far_section(&all, &iterations));
+        let iterations = std::slice::from_ref(&all);
+        let (full, far) = (full_section(&all, iterations), far_section(&all, iterations));
         assert!(
             full.contains(
                 "| 20,000 | Cofferdam | 500 | 171 | 900.0 ms | 1.75 s | 178.0 ms | 6.00 | 1.50 | 80 |\n"
