@@ -101,7 +101,9 @@ pub(in crate::suites) async fn run(run: &SuiteRun) -> Result<()> {
     kubelet.wait_without_pods(TIMEOUT).await?;
     nvme::ensure_other_content(&server).await?;
     for name in volumes.iter().chain(rejected.iter().map(|one| &one.volume)).map(|volume| &volume.name) {
-        roles.ensure_nothing_left(name).await?;
+        // kubelet does not wait for a call of a deleted pod's volume: a call to an unreachable server takes seconds.
+        until("nothing of the volume is left", TIMEOUT, async || roles.ensure_nothing_left(name).await)
+            .await?;
     }
     nvme::ensure_disconnected(&roles).await?;
     run.add_note(&format!(
