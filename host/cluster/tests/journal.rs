@@ -59,7 +59,7 @@ async fn a_written_intent_is_durable_and_survives_a_restart() {
         other.request.name = "another".to_owned();
         let existing = second.write(other).await.unwrap();
         assert_eq!(*existing, intent("a"), "an intent that may have been sent is kept");
-        second.remove(&"a".into());
+        second.remove(&intent("a"));
         assert!(second.get(&"a".into()).is_none());
     })
     .await;
@@ -95,7 +95,7 @@ async fn removals_are_committed_with_the_next_intent_or_after_a_delay() {
     with_running(&journal, async {
         for n in 0..10 {
             journal.write(intent(&n.to_string())).await.unwrap();
-            journal.remove(&n.to_string().as_str().into());
+            journal.remove(&intent(&n.to_string()));
         }
         assert_eq!(metrics.journal_commits(), 10, "each removal is committed with the next intent");
         tokio::time::sleep(Duration::from_secs(1)).await;
@@ -117,7 +117,7 @@ async fn a_removal_delays_no_intent_that_follows_shortly_after() {
             let (uid, started) = (pause.to_string(), tokio::time::Instant::now());
             journal.write(intent(&uid)).await.unwrap();
             assert_eq!(started.elapsed(), wire.delay, "{pause} ms after a removal");
-            journal.remove(&uid.as_str().into());
+            journal.remove(&intent(&uid));
         }
     })
     .await;
@@ -151,7 +151,7 @@ async fn namespaces_share_the_journal() {
             (written, namespace) = (written + share, namespace + 1);
         }
         assert_eq!(written, full - 1);
-        journal.remove(&(written - 1).to_string().as_str().into());
+        journal.remove(&in_namespace(namespace - 1, &(written - 1).to_string()));
         let late = in_namespace(namespace - 1, "late");
         assert_eq!(*journal.write(late.clone()).await.unwrap(), late);
     })
@@ -229,7 +229,7 @@ async fn failed_commits_are_reported_and_written_intents_recovered() {
         );
         assert_eq!(intent_keys(&get(&api, SHARD_PATH).await), ["a", "c"]);
         wire.faults.lock().unwrap().push_back(WriteFault::Refused(StatusCode::SERVICE_UNAVAILABLE));
-        journal.remove(&"c".into());
+        journal.remove(&intent("c"));
         tokio::time::sleep(Duration::from_secs(5)).await;
         assert_eq!(
             intent_keys(&get(&api, SHARD_PATH).await),
@@ -253,14 +253,14 @@ async fn an_intent_rewritten_by_another_process_is_not_removed() {
     assert_eq!(first.wait_recovered().await, [Uid::from("a")]);
     second.load().await.unwrap();
     with_running(&second, async {
-        second.remove(&"a".into());
+        second.remove(&intent("a"));
         tokio::time::sleep(Duration::from_secs(1)).await;
         second.write(rewritten.clone()).await.unwrap();
     })
     .await;
     let late = journal(&wire, &metrics);
     with_running(&first, async {
-        first.remove(&"a".into());
+        first.remove(&intent("a"));
         assert_eq!(first.wait_recovered().await, [Uid::from("a")]);
         assert_eq!(*first.get(&"a".into()).unwrap(), rewritten);
     })
@@ -274,7 +274,7 @@ async fn an_intent_rewritten_by_another_process_is_not_removed() {
         (journal(&wire, &metrics), Intent { attributes_class: "slow".into(), ..intent("a") });
     other.load().await.unwrap();
     with_running(&other, async {
-        other.remove(&"a".into());
+        other.remove(&rewritten);
         tokio::time::sleep(Duration::from_secs(1)).await;
         other.write(third.clone()).await.unwrap();
     })
@@ -299,7 +299,7 @@ async fn an_intent_that_became_undecodable_is_kept() {
         let newer =
             json!({"data": {"a": "{\"from\": \"a newer build\"}", "b": "{\"from\": \"a newer build\"}"}});
         call(&api, Method::PATCH, SHARD_PATH, newer).await;
-        journal.remove(&"a".into());
+        journal.remove(&intent("a"));
         let refused = journal.write(intent("b")).await.unwrap_err();
         assert!(matches!(&refused, JournalError::Refused(why) if why.contains("cannot decode")), "{refused}");
         tokio::time::sleep(Duration::from_secs(5)).await;
@@ -458,7 +458,7 @@ async fn a_mended_request_is_durable_and_survives_a_restart() {
         second.replace(&mended(), intent("a")).await.unwrap();
         assert!(second.is_recovered(&"a".into()), "the first process may have sent the first request");
         assert!(matches!(second.replace(&mended(), intent("a")).await, Err(JournalError::Unavailable(_))));
-        second.remove(&"a".into());
+        second.remove(&intent("a"));
         assert!(matches!(second.replace(&intent("a"), mended()).await, Err(JournalError::Unavailable(_))));
     })
     .await;
@@ -528,7 +528,7 @@ async fn a_mended_request_counts_towards_the_size_limits() {
         let too_large = journal.replace(&intent("a"), mended_with(padded("a", limit))).await;
         assert!(matches!(too_large, Err(JournalError::Refused(_))), "{too_large:?}");
         assert_eq!(*journal.get(&"a".into()).unwrap(), intent("a"));
-        journal.remove(&"b".into());
+        journal.remove(&padded("b", limit - 1_500));
         journal.replace(&intent("a"), mended_with(padded("a", 2_000))).await.unwrap();
     })
     .await;
@@ -608,11 +608,11 @@ async fn a_confirmation_is_removed_with_its_intent() {
         assert_eq!(entry.confirmation.as_deref(), Some("the array is gone"));
         assert_eq!(*entry.config_map.name, *"cofferdam-intents-drv-0");
         assert_eq!(entry.config_map.uid.to_string(), shard["metadata"]["uid"]);
-        journal.remove_confirmed(&"a".into());
+        journal.remove_confirmed(&intent("a"));
         journal.write(intent("a")).await.unwrap();
         let entry = journal.read_entry(&"a".into()).await.unwrap().unwrap();
         assert_eq!(entry.confirmation, None, "it does not apply to the next intent of the claim");
-        journal.remove_confirmed(&"a".into());
+        journal.remove_confirmed(&intent("a"));
         tokio::time::sleep(Duration::from_secs(1)).await;
         assert_eq!(journal.read_entry(&"a".into()).await.unwrap(), None);
     })

@@ -298,7 +298,7 @@ async fn a_process_whose_claims_fail_keeps_the_journal_between_retries() {
             for _ in 0..3 {
                 newer.acquire().await.unwrap();
                 newer.write(intent("failing")).await.unwrap();
-                newer.remove(&"failing".into());
+                newer.remove(&intent("failing"));
                 for _ in 0..30 {
                     tokio::time::sleep(Duration::from_secs(10)).await;
                     let _ = older.acquire().await;
@@ -442,7 +442,7 @@ async fn intents_of_another_format_are_kept_and_new_ones_go_elsewhere() {
         let refused = second.write(intent("a")).await.unwrap_err();
         assert!(matches!(refused, JournalError::Refused(_)), "{refused}");
         second.write(intent("b")).await.unwrap();
-        second.remove(&"a".into());
+        second.remove(&intent("a"));
     })
     .await;
     let map = get(&api, SHARD_PATH).await;
@@ -531,7 +531,7 @@ async fn a_foreign_change_of_intents_is_reported_once() {
         }
         journal.write(intent("own")).await.unwrap();
         change(json!({"metadata": {"labels": {"team": "storage"}}})).await;
-        journal.remove(&"c".into());
+        journal.remove(&intent("c"));
         journal.write(intent("d")).await.unwrap();
         assert!(changed().await.is_empty(), "no intent has changed, and the removal is of this process");
 
@@ -619,7 +619,7 @@ async fn a_removed_intent_does_not_return_when_a_conflict_delays_the_next_one() 
         journal.acquire().await.unwrap();
         journal.write(intent("a")).await.unwrap();
         annotate(&api).await;
-        journal.remove(&"a".into());
+        journal.remove(&intent("a"));
         assert_eq!(*journal.write(other_intent()).await.unwrap(), other_intent());
         assert!(event_messages(&api, "IntentJournalChanged").await.is_empty());
     })
@@ -634,7 +634,7 @@ async fn a_removed_intent_does_not_return_when_the_next_one_is_rejected() {
     with_running(&journal, async {
         journal.acquire().await.unwrap();
         journal.write(intent("a")).await.unwrap();
-        journal.remove(&"a".into());
+        journal.remove(&intent("a"));
         wire.faults.lock().unwrap().push_back(WriteFault::Refused(StatusCode::FORBIDDEN));
         assert!(journal.write(other_intent()).await.is_err());
         annotate(&api).await;
@@ -655,7 +655,7 @@ async fn a_removal_whose_commit_fails_is_not_lost_with_the_next_intent() {
         journal.acquire().await.unwrap();
         journal.write(intent("a")).await.unwrap();
         wire.faults.lock().unwrap().push_back(WriteFault::Refused(StatusCode::FORBIDDEN));
-        journal.remove(&"a".into());
+        journal.remove(&intent("a"));
         // This commit has the removal and is rejected while the next intent of the claim waits.
         let first = tokio::spawn({
             let journal = journal.clone();
@@ -683,8 +683,8 @@ async fn an_intent_that_another_process_moved_to_an_earlier_config_map_is_kept()
         let rewritten = Intent { attributes_class: "fast".into(), ..intent(&moved.to_string()) };
         with_running(&newer, async {
             newer.acquire().await.unwrap();
-            newer.remove(&in_first);
-            newer.remove(&moved);
+            newer.remove(&intent(&in_first.to_string()));
+            newer.remove(&intent(&moved.to_string()));
             tokio::time::sleep(Duration::from_secs(5)).await;
             newer.write(rewritten.clone()).await.unwrap();
         })
@@ -700,6 +700,74 @@ async fn an_intent_that_another_process_moved_to_an_earlier_config_map_is_kept()
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_late_call_removes_no_intent_that_another_process_has_written() {
+    let (api, metrics) = (api(), Metrics::default());
+    let wire = FaultyApi::new(&api);
+    let (older, newer) = (journal(&wire, &metrics), journal(&wire, &metrics));
+    with_running(&older, async {
+        older.acquire().await.unwrap();
+        older.write(intent("a")).await.unwrap();
+        with_running(&newer, async {
+            newer.acquire().await.unwrap();
+            newer.remove(&intent("a"));
+            newer.write(other_intent()).await.unwrap();
+        })
+        .await;
+        // The older process notices the loss when it renews.
+        tokio::time::sleep(TAKEN_BACK * 2).await;
+        older.acquire().await.unwrap();
+        // The older process's call for the first intent returns only now.
+        older.remove(&intent("a"));
+        tokio::time::sleep(Duration::from_secs(5)).await;
+        assert_eq!(older.get(&"a".into()).as_deref(), Some(&other_intent()));
+        assert_eq!(intent_keys(&get(&api, SHARD_PATH).await), ["a"]);
+    })
+    .await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_call_for_one_of_two_requests_removes_the_intent() {
+    let api = api();
+    let wire = FaultyApi::new(&api);
+    let (journal, _lost) = reporting_journal(&wire);
+    let mended = Intent { mended: Some(Box::new(other_intent())), ..intent("a") };
+    with_running(&journal, async {
+        journal.acquire().await.unwrap();
+        for sent in [intent("a"), other_intent(), Intent { unneeded: Some("v".into()), ..other_intent() }] {
+            journal.write(mended.clone()).await.unwrap();
+            journal.remove(&sent);
+            assert!(journal.get(&"a".into()).is_none(), "{sent:?}");
+        }
+    })
+    .await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_intent_goes_to_the_config_map_from_which_the_earlier_one_is_being_removed() {
+    let api = api();
+    let wire = FaultyApi { delay: Duration::from_millis(50), ..FaultyApi::new(&api) };
+    let (journal, _lost) = reporting_journal(&wire);
+    with_running(&journal, async {
+        journal.acquire().await.unwrap();
+        fill_two_shards(&journal).await;
+        let keys = async |index| intent_keys(&get(&api, &shard_path(index)).await);
+        let (in_first, in_second) = (keys(0).await[0].clone(), keys(1).await[0].clone());
+        let rewritten = Intent { attributes_class: "fast".into(), ..intent(&in_second) };
+        // The first ConfigMap gets room.
+        journal.remove(&intent(&in_first));
+        tokio::time::sleep(Duration::from_secs(5)).await;
+        journal.remove(&intent(&in_second));
+        // The removal has been sent.
+        tokio::time::sleep(Duration::from_millis(510)).await;
+        assert!(keys(1).await.contains(&in_second));
+        assert_eq!(*journal.write(rewritten.clone()).await.unwrap(), rewritten);
+        assert!(keys(1).await.contains(&in_second));
+        assert!(!keys(0).await.contains(&in_second), "it has the place of {in_first}");
+    })
+    .await;
+}
+
+#[tokio::test(start_paused = true)]
 async fn an_intent_that_another_client_writes_over_a_removed_one_is_reported() {
     let api = api();
     let wire = FaultyApi::new(&api);
@@ -709,7 +777,7 @@ async fn an_intent_that_another_client_writes_over_a_removed_one_is_reported() {
         journal.write(intent("a")).await.unwrap();
         let foreign = serde_json::to_string(&other_intent()).unwrap();
         call(&api, Method::PATCH, SHARD_PATH, json!({"data": {"a": foreign}})).await;
-        journal.remove(&"a".into());
+        journal.remove(&intent("a"));
         assert_eq!(*journal.write(intent("a")).await.unwrap(), other_intent(), "it takes precedence");
         assert_eq!(event_messages(&api, "IntentJournalChanged").await.len(), 1);
     })
@@ -727,7 +795,7 @@ async fn a_process_that_lost_the_journal_removes_no_intent_of_the_owner() {
         older.write(intent("a")).await.unwrap();
         with_running(&newer, async {
             newer.acquire().await.unwrap();
-            older.remove(&"a".into());
+            older.remove(&intent("a"));
             tokio::time::sleep(Duration::from_secs(5)).await;
             newer.write(intent("b")).await.unwrap();
             assert!(newer.get(&"a".into()).is_some());

@@ -57,19 +57,25 @@ impl Journal {
         receiver.await.unwrap_or(Err(JournalError::Closed))
     }
 
-    /// Removes a claim's intent: from memory at once, and from its ConfigMap with a later commit.
-    pub fn remove(&self, uid: &Uid) {
-        self.remove_intent(uid, false);
+    /// Removes an intent: from memory at once, and from its ConfigMap with a later commit. `intent` may have one
+    /// of its requests only, or name its volume as unneeded. An intent of the claim with other requests is kept:
+    /// another process wrote it after this one had lost the journal, and may have sent its request.
+    pub fn remove(&self, intent: &Intent) {
+        self.remove_intent(intent, false);
     }
 
     /// As [`Journal::remove`], and also removes the annotation [`names::confirm_no_volume`], by which an
     /// operator requested the removal: it must not apply to a later intent of the claim.
-    pub fn remove_confirmed(&self, uid: &Uid) {
-        self.remove_intent(uid, true);
+    pub fn remove_confirmed(&self, intent: &Intent) {
+        self.remove_intent(intent, true);
     }
 
-    fn remove_intent(&self, uid: &Uid, is_confirmed: bool) {
+    fn remove_intent(&self, intent: &Intent, is_confirmed: bool) {
         let mut state = self.inner.state.lock();
+        let uid = &intent.claim_uid;
+        if !state.intents.get(uid).is_some_and(|tracked| tracked.intent.has_request_of(intent)) {
+            return;
+        }
         let Some(tracked) = state.remove_intent(uid) else { return };
         if let Some(shard) = state.shards.get_mut(tracked.shard) {
             // A pending put has not written its intent: the earlier one is still in the ConfigMap.
@@ -128,9 +134,8 @@ impl Journal {
                 && shard.intent_count < MAX_SHARD_INTENTS
                 && shard.bytes + size <= MAX_SHARD_BYTES
         };
-        // Prefer the shard with a pending change of the claim, so that the claim is not in two shards.
-        let shard_of_claim =
-            state.shards.iter().position(|shard| shard.pending_changes.contains_key(&intent.claim_uid));
+        // A claim is not in two shards, also not after an uncertain removal from one of them.
+        let shard_of_claim = state.shards.iter().position(|shard| shard.is_changing(&intent.claim_uid));
         let shard_index = shard_of_claim.or_else(|| state.shards.iter().position(has_room));
         let Some((index, shard)) = shard_index.and_then(|at| Some((at, state.shards.get_mut(at)?))) else {
             return Err(JournalError::Full(total));
@@ -215,6 +220,9 @@ impl Journal {
         let mut is_complete = true;
         for index in 0..SHARD_COUNT {
             is_complete &= self.commit_shard(index).await;
+            if let Some(shard) = self.inner.state.lock().shards.get_mut(index) {
+                shard.committing_removals.clear();
+            }
         }
         is_complete
     }
@@ -275,13 +283,12 @@ impl Journal {
     }
 
     fn take_changes(&self, index: usize) -> BTreeMap<Uid, ShardChange> {
-        self.inner
-            .state
-            .lock()
-            .shards
-            .get_mut(index)
-            .map(|shard| std::mem::take(&mut shard.pending_changes))
-            .unwrap_or_default()
+        let mut state = self.inner.state.lock();
+        let Some(shard) = state.shards.get_mut(index) else { return BTreeMap::new() };
+        let changes = std::mem::take(&mut shard.pending_changes);
+        let removals = changes.iter().filter(|(_, change)| matches!(change, ShardChange::Remove(_)));
+        shard.committing_removals = removals.map(|(uid, _)| uid.clone()).collect();
+        changes
     }
 
     /// Answers puts of claims that have a durable intent by now: one that a read found, for example because

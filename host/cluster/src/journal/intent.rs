@@ -109,6 +109,33 @@ pub struct Intent {
     pub mended: Option<Box<Self>>,
 }
 
+impl Intent {
+    /// Returns `true` if `request` was written as this intent or as its mended request.
+    pub(super) fn has_request_of(&self, request: &Self) -> bool {
+        std::iter::once(self).chain(self.mended.as_deref()).any(|own| own.is_same_request(request))
+    }
+
+    /// Compares everything that does not change after an intent is written.
+    fn is_same_request(&self, other: &Self) -> bool {
+        let Self {
+            claim,
+            claim_uid,
+            driver,
+            node,
+            class,
+            attributes_class,
+            secrets,
+            request,
+            recorded_at,
+            unneeded: _,
+            mended: _,
+        } = self;
+        (claim, claim_uid, driver, node) == (&other.claim, &other.claim_uid, &other.driver, &other.node)
+            && (class, attributes_class) == (&other.class, &other.attributes_class)
+            && (secrets, request, recorded_at) == (&other.secrets, &other.request, &other.recorded_at)
+    }
+}
+
 /// The reason why this build cannot use an intent of a ConfigMap.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum InvalidIntent {

@@ -136,12 +136,19 @@ pub(super) struct Shard {
     /// Bytes of the keys and the JSON of these intents.
     pub(super) bytes: usize,
     pub(super) pending_changes: BTreeMap<Uid, ShardChange>,
+    /// Claim uids whose intents the current commit removes.
+    pub(super) committing_removals: BTreeSet<Uid>,
     /// Claim uids whose annotation [`confirm_no_volume`](cofferdam_domain::names::confirm_no_volume) the next
     /// commit removes.
     pub(super) used_confirmations: BTreeSet<Uid>,
 }
 
 impl Shard {
+    /// Returns `true` if a pending change or the current commit concerns the claim.
+    pub(super) fn is_changing(&self, uid: &Uid) -> bool {
+        self.pending_changes.contains_key(uid) || self.committing_removals.contains(uid)
+    }
+
     /// The intent of the claim that a pending change removes or overwrites, if this process has removed it.
     pub(super) fn pending_removal(&self, uid: &Uid) -> Option<Arc<Intent>> {
         self.pending_changes.get(uid)?.removed().cloned()

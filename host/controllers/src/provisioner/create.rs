@@ -254,7 +254,7 @@ impl Provisioner {
         recorder: &StepRecorder,
     ) -> bool {
         let Some(remaining) = mending::remaining(intent, kind) else {
-            driver.journal.remove(&intent.claim_uid);
+            driver.journal.remove(intent);
             return false;
         };
         // After a failed write, the request is sent again.

@@ -501,7 +501,7 @@ impl Provisioner {
                         // The PersistentVolume exists, but its event may not have been emitted: the process
                         // ended before, or the response to the create was lost.
                         self.emit_provisioning_succeeded(driver, &intent);
-                        driver.journal.remove(uid);
+                        driver.journal.remove(&intent);
                         self.call_backoff.remove(uid);
                     }
                     Some(Action::Done)

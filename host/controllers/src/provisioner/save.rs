@@ -56,7 +56,7 @@ impl Provisioner {
         match recorder.record_effect(&text, write).await {
             // 3. Remove the intent.
             Ok(_) => {
-                driver.journal.remove(&intent.claim_uid);
+                driver.journal.remove(intent);
                 self.context.metrics.record_provision(intent, started.elapsed());
                 self.emit_provisioning_succeeded(driver, intent);
                 Ok(Action::Done)
@@ -103,7 +103,7 @@ impl Provisioner {
                     return self.delete_unneeded(driver, intent, created, None, recorder).await;
                 }
                 self.emit_provisioning_succeeded(driver, intent);
-                driver.journal.remove(&intent.claim_uid);
+                driver.journal.remove(intent);
                 Ok(Action::Done)
             }
             Ok(Some(volume)) if volume.csi.as_ref().is_some_and(|csi| csi.handle == created.handle) => {

@@ -143,7 +143,7 @@ impl Provisioner {
         tracing::warn!(claim = %intent.claim, "{text}");
         recorder.record(StepResult::Applied, "removes the intent, as an operator has confirmed", None);
         self.emit_about_intent(driver, intent, &entry, EventSpec::warning("NoVolumeConfirmed", text));
-        driver.journal.remove_confirmed(uid);
+        driver.journal.remove_confirmed(intent);
         if self.context.cache.claim_by_uid(uid).is_none() {
             self.call_backoff.remove(uid);
         }

@@ -94,7 +94,7 @@ impl Provisioner {
         let check = self.check_references(intent, handle).await;
         if matches!(check, Ok(CreatedVolumeCheck::Needed)) {
             // A user has created the claim's PersistentVolume for it.
-            driver.journal.remove(&intent.claim_uid);
+            driver.journal.remove(intent);
             return Ok(Action::Requeue);
         }
         if let Some(action) = self.act_on_check(driver, intent, check, recorder)? {
@@ -155,7 +155,7 @@ impl Provisioner {
                     return Err(self.fail_completion(intent, message, true));
                 }
                 // The claim is deleted, and the volume belongs to the PersistentVolume that refers to it.
-                driver.journal.remove(&intent.claim_uid);
+                driver.journal.remove(intent);
                 return Ok(Some(Action::Done));
             }
             Err(error) => return Err(self.fail_completion(intent, error.to_string(), false)),
@@ -212,7 +212,7 @@ impl Provisioner {
             Ok(()) => {
                 let text = format!("{} deletes the volume, which no claim needs", intent.driver);
                 recorder.record(StepResult::Applied, text, Some(started.elapsed()));
-                driver.journal.remove(&intent.claim_uid);
+                driver.journal.remove(intent);
                 match message {
                     Some(message) => Err(self.fail_completion(intent, message, false)),
                     // The claim may need another volume.
