@@ -375,7 +375,7 @@ async fn start_containerd(run: &SuiteRun, paths: &NodePaths) -> Result<ManagedPr
         .env("PATH", path);
     let mut process = ManagedProcess::start(run, spec)?;
     process.wait_ready(READY_TIMEOUT, async || ctr(run, paths, &["version"]).await.map(|_| ())).await?;
-    let images = run.scratch().join(format!("pod-images{}", paths.suffix));
+    let images = directory.join("images");
     fs::create_dir_all(&images)?;
     let archive = image::write_archive(&images).await?.display().to_string();
     ctr(run, paths, &["images", "import", &archive]).await?;

@@ -295,9 +295,9 @@ fn publish_latencies(log: &str) -> Result<Vec<Duration>> {
     lines.map(|line| log_duration(line).with_context(|| format!("no time in {line:?}"))).collect()
 }
 
-/// The field `took` of a log line, a duration in Rust's debug format.
+/// The field `elapsed` of a log line, a duration in Rust's debug format.
 fn log_duration(line: &str) -> Option<Duration> {
-    let text = line.split_once("took=")?.1.split(' ').next()?;
+    let text = line.split_once("elapsed=")?.1.split(' ').next()?;
     let digits = text.trim_end_matches(|letter: char| !letter.is_ascii_digit());
     let factor = match text.get(digits.len()..)? {
         "ns" => 1e-9,
@@ -315,13 +315,13 @@ mod tests {
 
     #[test]
     fn publish_latencies_are_read_from_the_log() {
-        let log = "a answered method=\"/csi.v1.Node/NodePublishVolume\" code=\"OK\" took=871.5µs\n\
-                   b answered method=\"/csi.v1.Node/NodePublishVolume\" code=\"Internal\" took=1s\n\
-                   c answered method=\"/csi.v1.Node/NodePublishVolume\" code=\"OK\" took=2ms volume=x\n\
-                   d answered method=\"/csi.v1.Node/NodeStageVolume\" code=\"OK\" took=9ms\n";
+        let log = "a CSI call finished method=\"/csi.v1.Node/NodePublishVolume\" code=\"OK\" elapsed=871.5µs\n\
+                   b CSI call finished method=\"/csi.v1.Node/NodePublishVolume\" code=\"Internal\" elapsed=1s\n\
+                   c CSI call finished method=\"/csi.v1.Node/NodePublishVolume\" code=\"OK\" elapsed=2ms volume=x\n\
+                   d CSI call finished method=\"/csi.v1.Node/NodeStageVolume\" code=\"OK\" elapsed=9ms\n";
         let times: Vec<u128> = publish_latencies(log).unwrap().iter().map(Duration::as_nanos).collect();
         assert_eq!(times, [871_500, 2_000_000]);
         assert!(publish_latencies("NodePublishVolume\" code=\"OK\"").is_ok_and(|times| times.is_empty()));
-        assert!(publish_latencies("x/NodePublishVolume\" code=\"OK\" took=2h").is_err());
+        assert!(publish_latencies("x/NodePublishVolume\" code=\"OK\" elapsed=2h").is_err());
     }
 }
