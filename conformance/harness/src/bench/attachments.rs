@@ -62,16 +62,43 @@ impl AttachmentLoad {
         self.run(ObjectState::Deleted).await
     }
 
+    /// Creates VolumeAttachments one after the other: each after the volume of the previous one is attached.
+    ///
+    /// # Errors
+    /// As [`attach_all`](Self::attach_all).
+    pub(super) async fn attach_sequentially(&self) -> Result<LoadTiming> {
+        self.run_sequentially(ObjectState::Attached).await
+    }
+
+    /// Deletes VolumeAttachments one after the other: each after the previous one is removed.
+    ///
+    /// # Errors
+    /// As [`detach_all`](Self::detach_all).
+    pub(super) async fn detach_sequentially(&self) -> Result<LoadTiming> {
+        self.run_sequentially(ObjectState::Deleted).await
+    }
+
+    async fn run_sequentially(&self, state: ObjectState) -> Result<LoadTiming> {
+        let mut observer = ObjectObserver::start(&self.client, VOLUME_ATTACHMENTS_PATH, state).await?;
+        let names: Vec<String> = (0..self.count()).map(attachment_name).collect();
+        observer.measure_sequentially(&names, async |number| self.request(state, number).await).await
+    }
+
+    /// Creates or deletes the VolumeAttachment with this number, so that it reaches the state.
+    async fn request(&self, state: ObjectState, number: usize) -> Result<()> {
+        if state == ObjectState::Deleted {
+            send(&self.client, "DELETE", &attachment_path(number), &Value::Null).await
+        } else {
+            send(&self.client, "POST", VOLUME_ATTACHMENTS_PATH, &self.attachment(number)?).await
+        }
+    }
+
     async fn run(&self, state: ObjectState) -> Result<LoadTiming> {
         let observer = ObjectObserver::start(&self.client, VOLUME_ATTACHMENTS_PATH, state).await?;
         let started = Instant::now();
         let sent: HashMap<String, Instant> = for_each_user(self.count(), async |number| {
             let sent_at = Instant::now();
-            if state == ObjectState::Deleted {
-                send(&self.client, "DELETE", &attachment_path(number), &Value::Null).await?;
-            } else {
-                send(&self.client, "POST", VOLUME_ATTACHMENTS_PATH, &self.attachment(number)?).await?;
-            }
+            self.request(state, number).await?;
             Ok((attachment_name(number), sent_at))
         })
         .await?

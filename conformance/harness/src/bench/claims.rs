@@ -34,7 +34,7 @@ pub(super) async fn measure(
 
     let sequential = ClaimLoad::new(&client, "sequential", Some(controllers.driver_name)).await?;
     recorder.begin_load().await?;
-    let timing = sequential.bind_sequentially(SEQUENTIAL_CLAIMS).await?;
+    let (timing, _) = sequential.bind_sequentially(SEQUENTIAL_CLAIMS).await?;
     recorder.end_load(LoadKind::BindSequentially, &timing).await?;
 
     let load = ClaimLoad::new(&client, "load", Some(controllers.driver_name)).await?;

@@ -12,7 +12,7 @@ use super::{
     measure::UsageReading,
     recorder::LoadRecorder,
     results::{FarApi, LoadKind},
-    stacks::Stack,
+    stacks::{Scope, Stack},
     upper_bound,
 };
 use crate::run::SuiteRun;
@@ -53,7 +53,7 @@ pub(super) async fn measure(run: &SuiteRun) -> Result<Vec<FarApi>> {
 async fn measure_distance(run: &SuiteRun, stack: Stack, round_trip_ms: u64) -> Result<FarApi> {
     let plane = start_control_plane(run).await?;
     let watches = UsageReading::when_idle(plane.client(), &[]).await?.watches();
-    let running = stack.prepare_with_links(run, &plane).await?.start(run, &plane).await?;
+    let running = stack.prepare_with_links(run, &plane, &Scope::BINDING).await?.start(run, &plane).await?;
     // Progress: a distance takes up to a minute.
     let _ = writeln!(std::io::stderr(), "  {}, {round_trip_ms} ms away:", stack.name());
     running.set_round_trip(Duration::from_millis(round_trip_ms));
@@ -62,13 +62,13 @@ async fn measure_distance(run: &SuiteRun, stack: Stack, round_trip_ms: u64) -> R
         LoadRecorder::new(stack.name(), &plane, running.configuration.processes(), watches).await?;
     let sequential = ClaimLoad::new(&client, "alone", Some(DRIVER)).await?;
     recorder.begin_load().await?;
-    let timing = sequential.bind_sequentially(SEQUENTIAL_CLAIMS).await?;
+    let (timing, _) = sequential.bind_sequentially(SEQUENTIAL_CLAIMS).await?;
     recorder.end_load(LoadKind::BindSequentially, &timing).await?;
     let load = ClaimLoad::new(&client, "far", Some(DRIVER)).await?;
     recorder.begin_load().await?;
     let (timing, _) = load.bind_all(concurrent_claims(stack)).await?;
     recorder.end_load(LoadKind::BindDynamic, &timing).await?;
-    let results = stack.results(&running.configuration, recorder.into_measurements());
+    let results = stack.results(&Scope::BINDING, &running.configuration, recorder.into_measurements());
     drop((sequential, load, client));
     running.stop().await?;
     plane.stop().await?;

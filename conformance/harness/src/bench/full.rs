@@ -12,7 +12,7 @@ use super::{
     measure::{UsageReading, total_cpu_seconds, wait_until_at_rest},
     recorder::LoadRecorder,
     results::{FullCluster, Lifecycle, LoadKind, Recovery},
-    stacks::{RunningStack, Stack},
+    stacks::{RunningStack, Scope, Stack},
     upper_bound,
 };
 use crate::{
@@ -56,7 +56,7 @@ async fn measure_stack(
     let mut plane = start_control_plane_with(run, Some(&cluster.etcd_data)).await?;
     let client = plane.client().clone();
     let watches = UsageReading::when_idle(&client, &[]).await?.watches();
-    let prepared = stack.prepare(run, &plane).await?;
+    let prepared = stack.prepare(run, &plane, &Scope::BINDING).await?;
     // The first claim waits until the controllers have read what exists.
     let first = ClaimLoad::new(&client, "first", Some(DRIVER)).await?;
     let ((timing, _), running) = tokio::try_join!(first.bind_all(1), prepared.start(run, &plane))?;
@@ -71,7 +71,7 @@ async fn measure_stack(
     recorder.end_load(LoadKind::BindDynamic, &timing).await?;
     let sequential = ClaimLoad::new(&client, "alone", Some(DRIVER)).await?;
     recorder.begin_load().await?;
-    let timing = sequential.bind_sequentially(SEQUENTIAL_CLAIMS).await?;
+    let (timing, _) = sequential.bind_sequentially(SEQUENTIAL_CLAIMS).await?;
     recorder.end_load(LoadKind::BindSequentially, &timing).await?;
     let loads = recorder.into_measurements();
     drop((first, load, sequential, client));
@@ -87,7 +87,7 @@ async fn measure_stack(
     } else {
         None
     };
-    let results = stack.results(&running.configuration, loads);
+    let results = stack.results(&Scope::BINDING, &running.configuration, loads);
     running.stop().await?;
     plane.stop().await?;
     Ok(FullCluster { volumes: cluster.volumes, results, lifecycle })

@@ -87,7 +87,8 @@ fn median_load(first: &LoadMeasurement, iterations: &[&ConfigurationResults]) ->
     }
 }
 
-fn median_configurations(iterations: &[&[ConfigurationResults]]) -> Vec<ConfigurationResults> {
+/// The medians of configurations, which are matched by their names.
+pub(super) fn median_configurations(iterations: &[&[ConfigurationResults]]) -> Vec<ConfigurationResults> {
     let first = iterations.first().copied().unwrap_or_default();
     let stack = |results: &ConfigurationResults| {
         let same =

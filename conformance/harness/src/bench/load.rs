@@ -249,6 +249,39 @@ impl ObjectObserver {
         Ok(self.take_observed())
     }
 
+    /// Sends a request for each object, one after the other: each after the previous object reached the state.
+    ///
+    /// # Errors
+    /// That of a request, or if an object does not reach the state in time, or another one does.
+    pub(super) async fn measure_sequentially(
+        &mut self,
+        names: &[String],
+        request: impl AsyncFn(usize) -> Result<()>,
+    ) -> Result<LoadTiming> {
+        let started = Instant::now();
+        let mut latencies = Vec::new();
+        for (number, name) in names.iter().enumerate() {
+            let sent = Instant::now();
+            request(number).await?;
+            self.wait_until_count(number + 1).await?;
+            let observed = self.observed_at(name);
+            let observed = observed.with_context(|| format!("expected {name}, another object was seen"))?;
+            latencies.push(observed.saturating_duration_since(sent));
+        }
+        Ok(LoadTiming::new(started.elapsed(), latencies))
+    }
+
+    /// `spec.volumeName` of these claims.
+    fn volumes_of(&self, claims: &[String]) -> Result<Vec<String>> {
+        let observed = self.observed.lock();
+        let volume = |claim: &String| {
+            let observed = observed.get(claim).with_context(|| format!("{claim} was not seen"))?;
+            ensure!(!observed.volume.is_empty(), "{claim} is Bound to nothing");
+            Ok(observed.volume.clone())
+        };
+        claims.iter().map(volume).collect()
+    }
+
     fn take_observed(&self) -> HashMap<String, ObservedObject> {
         mem::take(&mut *self.observed.lock())
     }
@@ -385,24 +418,51 @@ impl ClaimLoad {
         json!({ "spec": { "resources": { "requests": { "storage": EXPANDED_SIZE } } } })
     }
 
-    /// Creates claims one after the other: each claim after the previous claim is Bound.
+    /// Creates claims one after the other: each claim after the previous claim is Bound. Also returns the names of
+    /// the volumes.
     ///
     /// # Errors
     /// If the API server rejects a claim, or a claim does not become Bound in time.
-    pub(super) async fn bind_sequentially(&self, count: usize) -> Result<LoadTiming> {
-        let started = Instant::now();
-        let mut latencies = Vec::new();
-        let mut observer =
-            ObjectObserver::start(&self.client, &self.claims_path(), ObjectState::Phase("Bound")).await?;
-        for number in 0..count {
-            let sent = Instant::now();
-            send(&self.client, "POST", &self.claims_path(), &self.claim_object(number)).await?;
-            observer.wait_until_count(number + 1).await?;
-            let observed =
-                observer.observed_at(&format!("claim-{number}")).context("another claim became Bound")?;
-            latencies.push(observed.saturating_duration_since(sent));
-        }
-        Ok(LoadTiming::new(started.elapsed(), latencies))
+    pub(super) async fn bind_sequentially(&self, count: usize) -> Result<(LoadTiming, Vec<String>)> {
+        let (path, names) = (self.claims_path(), claim_names(count));
+        let mut observer = ObjectObserver::start(&self.client, &path, ObjectState::Phase("Bound")).await?;
+        let timing = observer
+            .measure_sequentially(&names, async |number| {
+                send(&self.client, "POST", &path, &self.claim_object(number)).await
+            })
+            .await?;
+        Ok((timing, observer.volumes_of(&names)?))
+    }
+
+    /// Expands claims one after the other, as [`expand_all`](Self::expand_all) does concurrently.
+    ///
+    /// # Errors
+    /// As [`expand_all`](Self::expand_all).
+    pub(super) async fn expand_sequentially(&self, count: usize) -> Result<LoadTiming> {
+        let path = self.claims_path();
+        let state = ObjectState::Capacity(EXPANDED_SIZE);
+        let mut observer = ObjectObserver::start(&self.client, &path, state).await?;
+        let names = claim_names(count);
+        observer
+            .measure_sequentially(&names, async |number| {
+                let claim = names.get(number).context("no claim")?;
+                send(&self.client, "PATCH", &format!("{path}/{claim}"), &Self::expansion_patch()).await
+            })
+            .await
+    }
+
+    /// Deletes claims one after the other, as [`delete_all`](Self::delete_all) does concurrently.
+    ///
+    /// # Errors
+    /// As [`delete_all`](Self::delete_all).
+    pub(super) async fn delete_sequentially(&self, volumes: &[String]) -> Result<LoadTiming> {
+        let path = self.claims_path();
+        let mut observer = ObjectObserver::start(&self.client, VOLUMES_PATH, ObjectState::Deleted).await?;
+        observer
+            .measure_sequentially(volumes, async |number| {
+                send(&self.client, "DELETE", &format!("{path}/claim-{number}"), &Value::Null).await
+            })
+            .await
     }
 
     /// Creates all claims concurrently, and waits until the last one is Bound. Also returns the names of the
@@ -411,7 +471,7 @@ impl ClaimLoad {
     /// # Errors
     /// If the API server rejects a claim, or a claim does not become Bound in time.
     pub(super) async fn bind_all(&self, count: usize) -> Result<(LoadTiming, Vec<String>)> {
-        let observer =
+        let mut observer =
             ObjectObserver::start(&self.client, &self.claims_path(), ObjectState::Phase("Bound")).await?;
         let started = Instant::now();
         let (claims, path) = (|number| self.claim_object(number), self.claims_path());
@@ -423,14 +483,9 @@ impl ClaimLoad {
         .await?
         .into_iter()
         .collect();
-        let observed = observer.wait_for_count(count).await?;
-        let volume = |number| {
-            let observed = observed.get(&format!("claim-{number}")).context("a claim was not seen")?;
-            ensure!(!observed.volume.is_empty(), "claim-{number} is Bound to nothing");
-            Ok(observed.volume.clone())
-        };
-        let volumes = (0..count).map(volume).collect::<Result<_>>()?;
-        Ok((LoadTiming::from_observations(started, &sent, &observed)?, volumes))
+        observer.wait_until_count(count).await?;
+        let volumes = observer.volumes_of(&claim_names(count))?;
+        Ok((LoadTiming::from_observations(started, &sent, &observer.take_observed())?, volumes))
     }
 
     /// Deletes all claims concurrently, and waits until the last volume is removed.
@@ -508,6 +563,11 @@ impl ClaimLoad {
             .await
             .map(drop)
     }
+}
+
+/// Names of the claims of a load.
+fn claim_names(count: usize) -> Vec<String> {
+    (0..count).map(|number| format!("claim-{number}")).collect()
 }
 
 /// Runs a task for each number below `count`, at most [`CONCURRENT_USERS`] at a time. The results have no

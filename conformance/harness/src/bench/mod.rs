@@ -2,13 +2,15 @@
 //! On the API server only, no controller runs: clients make all writes, and the measured throughput is the
 //! upper bound for controllers. The pod load and idle memory are measured on the first two only.
 //!
-//! The loads `full` and `far` compare the stacks in a cluster with many volumes, and at a distance from the
-//! API server.
+//! The loads `full`, `far` and `chains` compare the stacks in a cluster with many volumes, and at a distance from
+//! the API server.
 //!
 //! Each configuration has a fresh control plane. The measurements of idle memory of both implementations use
 //! one control plane. Everything runs on one machine, so only the ratios within a run are meaningful.
 
 mod attachments;
+mod chain_report;
+mod chains;
 mod chart;
 mod claims;
 mod configurations;
@@ -46,7 +48,9 @@ use self::{
     configurations::CONFIGURATIONS,
     existing_volumes::ExistingVolumes,
     report::BenchmarkFiles,
-    results::{BenchmarkEnvironment, BenchmarkReport, BenchmarkResults, ScaleReport, ScaleResults},
+    results::{
+        BenchmarkEnvironment, BenchmarkReport, BenchmarkResults, ChainReport, ScaleReport, ScaleResults,
+    },
     subjects::BenchmarkTask,
 };
 use crate::{implementation::Implementation, run::SuiteRun};
@@ -89,25 +93,41 @@ enum LoadGroup {
     Memory,
     Full,
     Far,
+    Chains,
 }
 
-/// A part of the results, which may be measured without the other one.
+/// A part of the results, which may be measured without the others.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum ReportPart {
     /// Loads on a cluster without other objects, and idle memory.
     EmptyCluster,
     /// The loads `full` and `far`.
     Scale,
+    /// The load `chains`.
+    Chains,
 }
+
+const REPORT_PARTS: [ReportPart; 3] = [ReportPart::EmptyCluster, ReportPart::Scale, ReportPart::Chains];
 
 impl LoadGroup {
     const fn part(self) -> ReportPart {
-        if matches!(self, Self::Full | Self::Far) { ReportPart::Scale } else { ReportPart::EmptyCluster }
+        match self {
+            Self::Full | Self::Far => ReportPart::Scale,
+            Self::Chains => ReportPart::Chains,
+            Self::Claims
+            | Self::Attachments
+            | Self::Expansion
+            | Self::Snapshots
+            | Self::ExistingSnapshots
+            | Self::Scheduling
+            | Self::Pods
+            | Self::Memory => ReportPart::EmptyCluster,
+        }
     }
 }
 
 /// Groups by their names in the environment variable `LOADS`.
-const LOAD_GROUPS: [(&str, LoadGroup); 10] = [
+const LOAD_GROUPS: [(&str, LoadGroup); 11] = [
     ("claims", LoadGroup::Claims),
     ("attachments", LoadGroup::Attachments),
     ("expansion", LoadGroup::Expansion),
@@ -118,6 +138,7 @@ const LOAD_GROUPS: [(&str, LoadGroup); 10] = [
     ("memory", LoadGroup::Memory),
     ("full", LoadGroup::Full),
     ("far", LoadGroup::Far),
+    ("chains", LoadGroup::Chains),
 ];
 
 /// The groups to measure.
@@ -159,7 +180,7 @@ fn selected_groups(text: &str) -> Result<Selection> {
 /// Measures everything, or the groups in the environment variable `LOADS`, and prints the report at the end.
 /// Writes the results to the directory in the environment variable `OUTPUT`; to the run's directory if
 /// `OUTPUT` is not set, or `LOADS` selects some groups of a part of the results only: `full,far` are one
-/// part, and all other groups are another one.
+/// part, `chains` is another one, and all other groups are the third.
 ///
 /// # Errors
 /// If something does not run, or a load does not finish.
@@ -171,10 +192,9 @@ pub(crate) async fn run(run: &SuiteRun) -> Result<()> {
     let files =
         BenchmarkFiles::in_directory(&output.map_or_else(|| run.directory().to_owned(), PathBuf::from));
     let iteration_count = env_number("ITERATIONS", DEFAULT_ITERATIONS)?;
-    let (has_empty_cluster, has_scale) =
-        (selection.has_part(ReportPart::EmptyCluster), selection.has_part(ReportPart::Scale));
+    let [has_empty_cluster, has_scale, has_chains] = REPORT_PARTS.map(|part| selection.has_part(part));
     // A part that is not measured keeps its results.
-    let mut report = match has_empty_cluster && has_scale {
+    let mut report = match has_empty_cluster && has_scale && has_chains {
         true => BenchmarkReport::default(),
         false => files.read()?.unwrap_or_default(),
     };
@@ -198,7 +218,7 @@ pub(crate) async fn run(run: &SuiteRun) -> Result<()> {
         report.environment = environment.clone();
     }
     let unfinished = BenchmarkFiles::in_directory(run.directory());
-    let (mut iterations, mut scale_iterations) = (Vec::new(), Vec::new());
+    let (mut iterations, mut scale_iterations, mut chain_iterations) = (Vec::new(), Vec::new(), Vec::new());
     for number in 1..=iteration_count {
         // Progress: an iteration takes minutes.
         let _ = writeln!(io::stderr(), "iteration {number} of {iteration_count}");
@@ -217,6 +237,15 @@ pub(crate) async fn run(run: &SuiteRun) -> Result<()> {
                 environment: environment.clone(),
                 medians: iterations::scale_medians(&scale_iterations),
                 iterations: scale_iterations.clone(),
+            });
+        }
+        if has_chains {
+            chain_iterations.push(chains::measure(run).await?);
+            let slices: Vec<_> = chain_iterations.iter().map(Vec::as_slice).collect();
+            report.chains = Some(ChainReport {
+                environment: environment.clone(),
+                medians: iterations::median_configurations(&slices),
+                iterations: chain_iterations.clone(),
             });
         }
         // In case the run is interrupted.
@@ -318,6 +347,8 @@ mod tests {
         for (loads, is_publishable) in [
             ("", true),
             ("full,far", true),
+            ("chains", true),
+            ("full,far,chains", true),
             (others, true),
             (&format!("{others},far"), false),
             ("full", false),

@@ -12,6 +12,7 @@ use std::{
 use anyhow::{Context as _, Result};
 
 use super::{
+    chain_report,
     format::{format_milliseconds, join},
     iterations::iterations_text,
     load::CONCURRENT_USERS,
@@ -149,6 +150,7 @@ fn markdown(report: &BenchmarkReport) -> String {
     let all = &report.medians;
     let mut text = "# Cofferdam and upstream side by side\n".to_owned();
     text.extend(report.scale.as_ref().map(|scale| scale_report::section(scale, CHARTS)));
+    text.extend(report.chains.as_ref().map(chain_report::section));
     if report.iterations.is_empty() {
         return text;
     }

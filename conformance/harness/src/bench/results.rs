@@ -12,11 +12,23 @@ pub(super) struct BenchmarkReport {
     pub(super) environment: BenchmarkEnvironment,
     /// Medians of the iterations.
     pub(super) medians: BenchmarkResults,
-    /// Empty if only the loads `full` and `far` were measured.
+    /// Empty if only the loads `full`, `far` and `chains` were measured.
     pub(super) iterations: Vec<BenchmarkResults>,
     /// The loads `full` and `far`, which may be measured without the others.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(super) scale: Option<ScaleReport>,
+    /// The load `chains`, which may be measured without the others.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(super) chains: Option<ChainReport>,
+}
+
+/// Results of the load `chains`, and the machine that it ran on.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(super) struct ChainReport {
+    pub(super) environment: BenchmarkEnvironment,
+    /// Medians of the iterations.
+    pub(super) medians: Vec<ConfigurationResults>,
+    pub(super) iterations: Vec<Vec<ConfigurationResults>>,
 }
 
 /// Results of the loads `full` and `far`, and the machine that they ran on.
@@ -93,7 +105,8 @@ pub(super) struct BenchmarkEnvironment {
 }
 
 /// Kind of load. The latency of an object is the time from the first request to the object's result. Without
-/// controllers, the result is always the response to the last write that the client makes for the object.
+/// controllers, the result is always the response to the last write that the client makes for the object. The
+/// load `chains` has one object at a time of each of its kinds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub(super) enum LoadKind {

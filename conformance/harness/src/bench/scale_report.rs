@@ -76,19 +76,17 @@ pub(super) fn summary(all: &ScaleResults) -> Option<String> {
     let (our_life, their_life) = (our_life?, their_life?);
     let far = |name| at_distance(all, name, TYPICAL_ROUND_TRIP);
     let (ours_far, theirs_far, theirs_limited) = (far(cofferdam)?, far(upstream)?, far(upstream_default)?);
-    #[expect(clippy::cast_precision_loss, reason = "a distance of milliseconds")]
-    let round_trips = ours_far.sequential.p50 / TYPICAL_ROUND_TRIP as f64;
     Some(format!(
         "- In a cluster with {} volumes, {} more claims become Bound at {} per second; with the Go \
          controllers, without their client rate limits, at {} per second.\n\
-         - The 99th percentile of their times is {}; with the Go controllers {}.\n\
+         - Their p99 from creation to Bound is {}; with the Go controllers {}.\n\
          - The controllers then take {} MB of memory, and {:.2} s of CPU in {} s without work; the Go \
          controllers {} MB and {:.2} s.\n\
          - With the API server {TYPICAL_ROUND_TRIP} ms away from the controllers, claims become Bound at {} \
          per second; with the Go controllers at {} per second, and at {} per second with their default \
-         limits.\n\
-         - One claim alone then takes {}, the time of {round_trips:.1} round trips; with the Go controllers \
-         {}, and {} with their default limits.\n",
+         client rate limits.\n\
+         - At this distance, a claim that is created while no other one is pending takes {} (p50); with \
+         the Go controllers {}.\n",
         format_value(as_float(most_volumes(all)?)),
         ours.concurrent.objects,
         format_value(ours.concurrent.per_second),
@@ -105,7 +103,6 @@ pub(super) fn summary(all: &ScaleResults) -> Option<String> {
         format_value(theirs_limited.concurrent.per_second),
         format_milliseconds(ours_far.sequential.p50),
         format_milliseconds(theirs_far.sequential.p50),
-        format_milliseconds(theirs_limited.sequential.p50),
     ))
 }
 
@@ -131,9 +128,18 @@ pub(super) fn charts(all: &ScaleResults) -> Vec<(&'static str, Chart)> {
             title: title.to_owned(),
             series: stacks().map(|stack| series_name(stack).to_owned()).collect(),
             plots: vec![
-                Plot { x_title: "existing volumes".to_owned(), points: stacks().map(full_points).collect() },
                 Plot {
-                    x_title: "ms to the API server and back".to_owned(),
+                    x_title: format!(
+                        "volumes in the cluster ({} claims, API server near)",
+                        full::CONCURRENT_CLAIMS
+                    ),
+                    points: stacks().map(full_points).collect(),
+                },
+                Plot {
+                    x_title: format!(
+                        "round trip to the API server in ms ({} claims, no volumes)",
+                        far::concurrent_claims(Stack::Cofferdam)
+                    ),
                     points: stacks().map(far_points).collect(),
                 },
             ],
@@ -158,7 +164,7 @@ const fn series_name(stack: Stack) -> &'static str {
     match stack {
         Stack::Cofferdam => "Cofferdam",
         Stack::Upstream => "Go controllers without client rate limits",
-        Stack::UpstreamWithDefaults => "Go controllers with default limits",
+        Stack::UpstreamWithDefaults => "Go controllers with default limits (60 claims)",
     }
 }
 
@@ -177,8 +183,15 @@ pub(super) fn section(report: &ScaleReport, directory: &str) -> String {
          {cores} cores of {processor}, Linux {kernel}; etcd, kube-apiserver, controllers and clients share \
          them, and etcd writes to memory.\n\
          {}.\n\
-         The Go controllers are kube-controller-manager (binder and protection) and csi-provisioner with 100 \
-         workers; the driver of both stacks is the same Go program.\n\
+         A ratio is the median of the iterations' ratios, and differs from the ratio of two medians.\n\
+         The Go controllers (Upstream in the tables) are kube-controller-manager (binder and protection) and \
+         csi-provisioner with 100 workers; the roles of Cofferdam are `provisioner`, `pv-controller` and \
+         `protection`.\n\
+         The driver of both stacks is the same Go program.\n\
+         Without default rates, `--kube-api-qps` and `--kube-api-burst` of the Go controllers are so high that \
+         they do not limit; by default they allow kube-controller-manager 20 requests per second, and \
+         csi-provisioner 5.\n\
+         In the rows API only no controller runs: the clients themselves make the writes, without events.\n\
          {CONCURRENT_USERS} clients create the claims.\n",
         iterations_text(iterations.len())
     );
@@ -196,7 +209,7 @@ fn full_section(all: &ScaleResults, iterations: &[ScaleResults]) -> String {
          Claims that are Bound to volumes exist before the controllers start, restored from a copy of etcd \
          for each stack.\n\
          Then {} claims are created concurrently, and {} one after the other.\n\
-         API only writes {BIND_WRITES}, for each claim and without events.\n\n{}",
+         Without controllers, the clients write {BIND_WRITES}, for each claim.\n\n{}",
         full::CONCURRENT_CLAIMS,
         full::SEQUENTIAL_CLAIMS,
         target_table(iterations, full_targets),
@@ -204,7 +217,7 @@ fn full_section(all: &ScaleResults, iterations: &[ScaleResults]) -> String {
     let _ = write!(
         text,
         "| existing volumes | configuration | claims | per second | p50 | p99 | one claim alone, p50 | API \
-         writes per claim | controller CPU per claim, ms | controller memory after, MB |\n\
+         writes per claim with its creation | controller CPU per claim, ms | controller memory after, MB |\n\
          |---:|---|---:|---:|---:|---:|---:|---:|---:|---:|\n"
     );
     for cluster in &all.full {
@@ -215,9 +228,9 @@ fn full_section(all: &ScaleResults, iterations: &[ScaleResults]) -> String {
         let _ = write!(
             text,
             "\nIn the largest cluster:\n\n\
-             | configuration | processes started → one claim Bound | CPU in {} s without work | API ready \
-             after a compaction and a restart → new claim Bound | CPU of that | API ready after a restart → \
-             new claim Bound | CPU of that |\n|---|---:|---:|---:|---:|---:|---:|\n",
+             | configuration | processes started → one claim Bound | CPU in {} s without work | API server \
+             restarted, etcd compacted: ready → new claim Bound | controller CPU | API server restarted: \
+             ready → new claim Bound | controller CPU |\n|---|---:|---:|---:|---:|---:|---:|\n",
             full::REST.as_secs(),
         );
     }
@@ -237,7 +250,8 @@ fn full_section(all: &ScaleResults, iterations: &[ScaleResults]) -> String {
         text.push_str(
             "\nThe claim is created when the processes start, or when the API server is ready again.\n\
              What the controllers do before, while the API server starts, is not in these times.\n\
-             The CPU is that of the controllers since the end of the API server.\n\
+             The controller CPU is from the end of the API server until this claim is Bound.\n\
+             The Go controllers list again after a back-off of client-go, which has a random part.\n\
              kube-apiserver keeps no changes across a restart: a watch continues only if no object of any \
              kind was written after its last event, so the controllers list most kinds again in both \
              cases.\n",
@@ -256,18 +270,19 @@ fn far_section(all: &ScaleResults, iterations: &[ScaleResults]) -> String {
          and a new connection by one.\n\
          It does not limit the throughput.\n\
          The clients that create and watch claims connect directly.\n\
-         {} claims are created one after the other, then those of the table concurrently; with the default \
-         rates fewer, so those latencies are not comparable.\n\
+         {} claims are created one after the other, then those of the table concurrently.\n\
+         With the default rates fewer claims are created, so the latencies of those rows are not comparable; \
+         the limits, not the distance, determine them.\n\
          Each distance has a new control plane, and the controllers start without distance.\n\
-         API only, without distance, writes {BIND_WRITES}, for each claim and without events: the distance \
-         does not limit concurrent writes.\n\n{}",
+         Without controllers, the clients write {BIND_WRITES}, for each claim, without distance: it does not \
+         limit concurrent writes.\n\n{}",
         far::SEQUENTIAL_CLAIMS,
         target_table(iterations, far_targets),
     );
     let _ = write!(
         text,
         "| round trip | configuration | claims | per second | p50 | p99 | one claim alone, p50 | API writes \
-         per claim | controller CPU per claim, ms | controller memory after, MB |\n\
+         per claim with its creation | controller CPU per claim, ms | controller memory after, MB |\n\
          |---:|---|---:|---:|---:|---:|---:|---:|---:|---:|\n"
     );
     for api in &all.far {
@@ -452,14 +467,14 @@ mod tests {
             [
                 "- In a cluster with 20,000 volumes, 500 more claims become Bound at 171 per second; with \
                  the Go controllers, without their client rate limits, at 31 per second.",
-                "- The 99th percentile of their times is 1.75 s; with the Go controllers 9.68 s.",
+                "- Their p99 from creation to Bound is 1.75 s; with the Go controllers 9.68 s.",
                 "- The controllers then take 80 MB of memory, and 2.40 s of CPU in 30 s without work; the Go \
                  controllers 1,205 MB and 2.40 s.",
                 "- With the API server 20 ms away from the controllers, claims become Bound at 159 per \
                  second; with the Go controllers at 12 per second, and at 4 per second with their default \
-                 limits.",
-                "- One claim alone then takes 178.0 ms, the time of 8.9 round trips; with the Go controllers \
-                 178.0 ms, and 178.0 ms with their default limits.",
+                 client rate limits.",
+                "- At this distance, a claim that is created while no other one is pending takes 178.0 ms \
+                 (p50); with the Go controllers 178.0 ms.",
             ]
         );
         let mut without = fixture();

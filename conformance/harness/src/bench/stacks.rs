@@ -1,5 +1,4 @@
-//! The stacks that the loads `full` and `far` compare: controllers that provision, bind and protect volumes,
-//! with the Go driver.
+//! The stacks that the loads `full`, `far` and `chains` compare, with the Go driver.
 
 use std::{
     path::{Path, PathBuf},
@@ -7,9 +6,11 @@ use std::{
 };
 
 use anyhow::Result;
+use futures::future::try_join_all;
 
 use super::{
     configurations::{DRIVER, ROLES, RunningConfiguration},
+    format::join,
     results::{ConfigurationResults, LoadMeasurement},
 };
 use crate::{
@@ -19,15 +20,47 @@ use crate::{
     driver::CsiDriverProcess,
     implementation::Implementation,
     network_link::NetworkLink,
-    process::ManagedProcess,
     run::SuiteRun,
     sidecar,
 };
 
+/// What the controllers of a stack do.
+pub(super) struct Scope {
+    /// Cofferdam's roles.
+    roles: &'static [&'static str],
+    /// The sidecars that run beside kube-controller-manager (binder and protection), with a flag for their workers.
+    sidecars: &'static [(&'static str, &'static str)],
+    /// Flags of the driver.
+    driver_flags: &'static [&'static str],
+}
+
+impl Scope {
+    /// Provision, bind and protect volumes.
+    pub(super) const BINDING: Self = Self {
+        roles: &ROLES,
+        sidecars: &[("csi-provisioner", "--worker-threads=100")],
+        driver_flags: &["--attach=false"],
+    };
+    /// The same, and attach and expand volumes.
+    pub(super) const VOLUME_LIFE: Self = Self {
+        roles: &["provisioner", "pv-controller", "protection", "attacher", "resizer"],
+        sidecars: &[
+            ("csi-provisioner", "--worker-threads=100"),
+            ("csi-attacher", "--worker-threads=100"),
+            ("csi-resizer", "--workers=100"),
+        ],
+        driver_flags: &["--any-node"],
+    };
+
+    fn sidecar_names(&self) -> String {
+        join(self.sidecars.iter().map(|(name, _)| (*name).to_owned()))
+    }
+}
+
 /// A stack of controllers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Stack {
-    /// kube-controller-manager and csi-provisioner with unlimited client rates.
+    /// kube-controller-manager and the sidecars with unlimited client rates.
     Upstream,
     /// The same with their default client rates.
     UpstreamWithDefaults,
@@ -46,31 +79,34 @@ impl Stack {
     }
 
     /// Description in the tables.
-    const fn description(self) -> &'static str {
+    fn description(self, scope: &Scope) -> String {
         match self {
-            Self::Upstream => {
-                "kube-controller-manager (binder and protection) and csi-provisioner, client rates \
-                 unlimited, 100 workers, the Go driver on a unix socket"
-            }
+            Self::Upstream => format!(
+                "kube-controller-manager (binder and protection) and {}, client rates unlimited, 100 workers, \
+                 the Go driver on a unix socket",
+                scope.sidecar_names()
+            ),
             Self::UpstreamWithDefaults => {
                 "the same with the default client rates: 20 requests per second and 5 requests per second"
+                    .to_owned()
             }
-            Self::Cofferdam => {
-                "`cofferdam run` with provisioner, pv-controller and protection, the Go driver on a unix \
-                 socket"
-            }
+            Self::Cofferdam => format!(
+                "`cofferdam run` with {}, the Go driver on a unix socket",
+                join(scope.roles.iter().map(|role| (*role).to_owned()))
+            ),
         }
     }
 
     /// The results of this stack.
     pub(super) fn results(
         self,
+        scope: &Scope,
         configuration: &RunningConfiguration,
         loads: Vec<LoadMeasurement>,
     ) -> ConfigurationResults {
         ConfigurationResults {
             name: self.name().to_owned(),
-            description: self.description().to_owned(),
+            description: self.description(scope),
             implementation: Some(self.implementation()),
             controllers: configuration.names(),
             loads,
@@ -96,16 +132,21 @@ impl Stack {
     ///
     /// # Errors
     /// If the driver does not become ready, or the API rejects the credentials.
-    pub(super) async fn prepare(self, run: &SuiteRun, plane: &ControlPlane) -> Result<PreparedStack> {
+    pub(super) async fn prepare(
+        self,
+        run: &SuiteRun,
+        plane: &ControlPlane,
+        scope: &'static Scope,
+    ) -> Result<PreparedStack> {
         let access = match self {
             Self::Upstream | Self::UpstreamWithDefaults => Access::Upstream {
                 manager: plane.kubeconfig(ApiUser::ControllerManager)?,
-                provisioner: plane.kubeconfig(ApiUser::Admin)?,
+                sidecars: vec![plane.kubeconfig(ApiUser::Admin)?; scope.sidecars.len()],
             },
-            Self::Cofferdam => Access::Cofferdam(Account::new(run, plane, &ROLES).await?),
+            Self::Cofferdam => Access::Cofferdam(Account::new(run, plane, scope.roles).await?),
         };
-        let driver = CsiDriverProcess::start(run, DRIVER, &["--attach=false"]).await?;
-        Ok(PreparedStack { stack: self, driver, access, links: Vec::new() })
+        let driver = CsiDriverProcess::start(run, DRIVER, scope.driver_flags).await?;
+        Ok(PreparedStack { stack: self, scope, driver, access, links: Vec::new() })
     }
 
     /// As [`prepare`](Self::prepare), with a link between each controller and the API server.
@@ -116,8 +157,9 @@ impl Stack {
         self,
         run: &SuiteRun,
         plane: &ControlPlane,
+        scope: &'static Scope,
     ) -> Result<PreparedStack> {
-        let PreparedStack { stack, driver, access, mut links } = self.prepare(run, plane).await?;
+        let PreparedStack { driver, access, mut links, .. } = self.prepare(run, plane, scope).await?;
         let mut linked = async |kubeconfig: &Path| {
             let link = NetworkLink::start(kubeconfig).await?;
             let path = link.kubeconfig().to_owned();
@@ -125,25 +167,29 @@ impl Stack {
             anyhow::Ok(path)
         };
         let access = match access {
-            Access::Upstream { manager, provisioner } => Access::Upstream {
-                manager: linked(&manager).await?,
-                provisioner: linked(&provisioner).await?,
-            },
+            Access::Upstream { manager, sidecars } => {
+                let manager = linked(&manager).await?;
+                let mut own = Vec::new();
+                for kubeconfig in &sidecars {
+                    own.push(linked(kubeconfig).await?);
+                }
+                Access::Upstream { manager, sidecars: own }
+            }
             Access::Cofferdam(account) => {
                 let kubeconfig = linked(account.kubeconfig()).await?;
                 Access::Cofferdam(account.with_kubeconfig(&kubeconfig))
             }
         };
-        Ok(PreparedStack { stack, driver, access, links })
+        Ok(PreparedStack { stack: self, scope, driver, access, links })
     }
 }
 
 /// Credentials of the controllers of a stack.
 enum Access {
-    /// Kubeconfigs of kube-controller-manager and csi-provisioner.
+    /// Kubeconfigs of kube-controller-manager, and of each sidecar in the order of the scope.
     Upstream {
         manager: PathBuf,
-        provisioner: PathBuf,
+        sidecars: Vec<PathBuf>,
     },
     Cofferdam(Account),
 }
@@ -151,6 +197,7 @@ enum Access {
 /// A stack whose controllers have not been started.
 pub(super) struct PreparedStack {
     stack: Stack,
+    scope: &'static Scope,
     driver: CsiDriverProcess,
     access: Access,
     links: Vec<NetworkLink>,
@@ -163,14 +210,20 @@ impl PreparedStack {
     /// # Errors
     /// If a controller does not answer in time.
     pub(super) async fn start(self, run: &SuiteRun, plane: &ControlPlane) -> Result<RunningStack> {
-        let Self { stack, driver, access, links } = self;
+        let Self { stack, scope, driver, access, links } = self;
         let controllers = match &access {
-            Access::Upstream { manager, provisioner } => {
-                let (manager, provisioner) = tokio::try_join!(
+            Access::Upstream { manager, sidecars } => {
+                let sidecars =
+                    scope.sidecars.iter().zip(sidecars).map(async |((name, workers), kubeconfig)| {
+                        let spec = sidecar::upstream_command(run, name)?.args(stack.rates().flags());
+                        let socket = Some(driver.socket());
+                        sidecar::start_with_default_rates(run, spec, kubeconfig, socket, &[workers]).await
+                    });
+                let (manager, sidecars) = tokio::try_join!(
                     plane.controller_manager_with_rates(run, manager, BINDER_CONTROLLERS, stack.rates()),
-                    start_provisioner(run, provisioner, &driver, stack.rates()),
+                    try_join_all(sidecars),
                 )?;
-                vec![manager, provisioner]
+                std::iter::once(manager).chain(sidecars).collect()
             }
             Access::Cofferdam(account) => {
                 vec![cofferdam::start_with_csi_driver(run, account, driver.socket()).await?]
@@ -180,17 +233,6 @@ impl PreparedStack {
             RunningConfiguration { driver_name: DRIVER, controllers, drivers: vec![driver.process] };
         Ok(RunningStack { configuration, links })
     }
-}
-
-async fn start_provisioner(
-    run: &SuiteRun,
-    kubeconfig: &Path,
-    driver: &CsiDriverProcess,
-    rates: ClientRates,
-) -> Result<ManagedProcess> {
-    let spec = sidecar::upstream_command(run, "csi-provisioner")?.args(rates.flags());
-    let workers = ["--worker-threads=100"];
-    sidecar::start_with_default_rates(run, spec, kubeconfig, Some(driver.socket()), &workers).await
 }
 
 /// A stack whose controllers run.
