@@ -717,7 +717,9 @@ async fn a_late_call_removes_no_intent_that_another_process_has_written() {
         tokio::time::sleep(TAKEN_BACK * 2).await;
         older.acquire().await.unwrap();
         // The older process's call for the first intent returns only now.
+        assert_eq!(older.record_unneeded(&intent("a"), &"v".into()).await, Ok(None));
         older.remove(&intent("a"));
+        assert!(!older.remove_confirmed(&intent("a")));
         tokio::time::sleep(Duration::from_secs(5)).await;
         assert_eq!(older.get(&"a".into()).as_deref(), Some(&other_intent()));
         assert_eq!(intent_keys(&get(&api, SHARD_PATH).await), ["a"]);
@@ -733,11 +735,22 @@ async fn a_call_for_one_of_two_requests_removes_the_intent() {
     let mended = Intent { mended: Some(Box::new(other_intent())), ..intent("a") };
     with_running(&journal, async {
         journal.acquire().await.unwrap();
-        for sent in [intent("a"), other_intent(), Intent { unneeded: Some("v".into()), ..other_intent() }] {
-            journal.write(mended.clone()).await.unwrap();
-            journal.remove(&sent);
-            assert!(journal.get(&"a".into()).is_none(), "{sent:?}");
+        let unneeded = other_intent().with_unneeded(&"v".into());
+        for (written, known) in [
+            (&mended, &intent("a")),
+            (&mended, &other_intent()),
+            (&mended, &unneeded),
+            (&unneeded, &mended),
+            (&other_intent(), &mended),
+        ] {
+            journal.write(written.clone()).await.unwrap();
+            assert!(journal.remove_confirmed(known), "{known:?}");
+            assert!(journal.get(&"a".into()).is_none(), "{known:?}");
         }
+        journal.write(mended.clone()).await.unwrap();
+        let recorded = journal.record_unneeded(&other_intent(), &"v".into()).await.unwrap();
+        assert_eq!(recorded.as_deref(), Some(&unneeded));
+        assert_eq!(journal.get(&"a".into()), recorded);
     })
     .await;
 }
@@ -763,6 +776,27 @@ async fn an_intent_goes_to_the_config_map_from_which_the_earlier_one_is_being_re
         assert_eq!(*journal.write(rewritten.clone()).await.unwrap(), rewritten);
         assert!(keys(1).await.contains(&in_second));
         assert!(!keys(0).await.contains(&in_second), "it has the place of {in_first}");
+    })
+    .await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_intent_goes_to_the_config_map_of_an_uncertain_write() {
+    let api = api();
+    let wire = FaultyApi::new(&api);
+    let (journal, _lost) = reporting_journal(&wire);
+    with_running(&journal, async {
+        journal.acquire().await.unwrap();
+        fill_two_shards(&journal).await;
+        wire.faults.lock().unwrap().push_back(WriteFault::ResponseLost);
+        assert!(journal.write(intent("a")).await.is_err());
+        let keys = async |index| intent_keys(&get(&api, &shard_path(index)).await);
+        assert!(keys(1).await.contains(&"a".to_owned()));
+        // The first ConfigMap gets room.
+        journal.remove(&intent(&keys(0).await[0]));
+        tokio::time::sleep(Duration::from_secs(5)).await;
+        assert_eq!(*journal.write(other_intent()).await.unwrap(), intent("a"), "its request may be sent");
+        assert!(!keys(0).await.contains(&"a".to_owned()));
     })
     .await;
 }

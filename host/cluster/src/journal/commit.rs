@@ -2,7 +2,7 @@
 
 use std::{collections::BTreeMap, sync::Arc};
 
-use cofferdam_domain::{Uid, names};
+use cofferdam_domain::{Uid, VolumeHandle, names};
 use http::Method;
 use serde_json::{Value, json};
 use tokio::{sync::oneshot, time::Instant};
@@ -57,26 +57,44 @@ impl Journal {
         receiver.await.unwrap_or(Err(JournalError::Closed))
     }
 
+    /// Writes to the claim's durable intent that its volume `handle` is to be deleted, and returns the new intent.
+    /// `None` if the claim has no durable intent with a request of `intent`: another process has removed it, or
+    /// has written another one after this process had lost the journal.
+    ///
+    /// # Errors
+    /// As [`Journal::replace`].
+    pub async fn record_unneeded(
+        &self,
+        intent: &Intent,
+        handle: &VolumeHandle,
+    ) -> Result<Option<Arc<Intent>>, JournalError> {
+        let current = self.get(&intent.claim_uid).filter(|current| current.shares_request_with(intent));
+        let Some(current) = current else { return Ok(None) };
+        self.replace(&current, intent.with_unneeded(handle)).await.map(Some)
+    }
+
     /// Removes an intent: from memory at once, and from its ConfigMap with a later commit. `intent` may have one
-    /// of its requests only, or name its volume as unneeded. An intent of the claim with other requests is kept:
-    /// another process wrote it after this one had lost the journal, and may have sent its request.
+    /// of its requests only, or name its volume as unneeded. An intent of the claim without a request of `intent`
+    /// is kept: another process wrote it after this one had lost the journal, and may have sent its request.
     pub fn remove(&self, intent: &Intent) {
         self.remove_intent(intent, false);
     }
 
     /// As [`Journal::remove`], and also removes the annotation [`names::confirm_no_volume`], by which an
-    /// operator requested the removal: it must not apply to a later intent of the claim.
-    pub fn remove_confirmed(&self, intent: &Intent) {
-        self.remove_intent(intent, true);
+    /// operator requested the removal: it must not apply to a later intent of the claim. Returns `false` if the
+    /// intent is kept.
+    pub fn remove_confirmed(&self, intent: &Intent) -> bool {
+        self.remove_intent(intent, true)
     }
 
-    fn remove_intent(&self, intent: &Intent, is_confirmed: bool) {
+    /// Returns `false` if the claim has no intent with a request of `intent`.
+    fn remove_intent(&self, intent: &Intent, is_confirmed: bool) -> bool {
         let mut state = self.inner.state.lock();
         let uid = &intent.claim_uid;
-        if !state.intents.get(uid).is_some_and(|tracked| tracked.intent.has_request_of(intent)) {
-            return;
+        if !state.intents.get(uid).is_some_and(|tracked| tracked.intent.shares_request_with(intent)) {
+            return false;
         }
-        let Some(tracked) = state.remove_intent(uid) else { return };
+        let Some(tracked) = state.remove_intent(uid) else { return false };
         if let Some(shard) = state.shards.get_mut(tracked.shard) {
             // A pending put has not written its intent: the earlier one is still in the ConfigMap.
             let removed = shard.pending_removal(uid).unwrap_or(tracked.intent);
@@ -87,6 +105,7 @@ impl Journal {
         }
         drop(state);
         self.inner.changes_pending.notify_one();
+        true
     }
 
     /// Queues a put and returns the receiver of its result.
@@ -134,8 +153,8 @@ impl Journal {
                 && shard.intent_count < MAX_SHARD_INTENTS
                 && shard.bytes + size <= MAX_SHARD_BYTES
         };
-        // A claim is not in two shards, also not after an uncertain removal from one of them.
-        let shard_of_claim = state.shards.iter().position(|shard| shard.is_changing(&intent.claim_uid));
+        // A claim is not in two shards, also not after an uncertain write of one of them.
+        let shard_of_claim = state.shards.iter().position(|shard| shard.may_have(&intent.claim_uid));
         let shard_index = shard_of_claim.or_else(|| state.shards.iter().position(has_room));
         let Some((index, shard)) = shard_index.and_then(|at| Some((at, state.shards.get_mut(at)?))) else {
             return Err(JournalError::Full(total));
@@ -286,7 +305,7 @@ impl Journal {
         let mut state = self.inner.state.lock();
         let Some(shard) = state.shards.get_mut(index) else { return BTreeMap::new() };
         let changes = std::mem::take(&mut shard.pending_changes);
-        let removals = changes.iter().filter(|(_, change)| matches!(change, ShardChange::Remove(_)));
+        let removals = changes.iter().filter(|(_, change)| change.removed().is_some());
         shard.committing_removals = removals.map(|(uid, _)| uid.clone()).collect();
         changes
     }

@@ -11,7 +11,7 @@ use super::error::JournalError;
 
 /// Bytes of decodable intents, including the new one, above which a ConfigMap takes no new one: half of the
 /// API server's limit of 1 MiB. Undecodable intents do not count towards either limit, and a new intent of
-/// a claim whose removal is pending in the ConfigMap is not checked.
+/// a claim whose earlier intent may still be in the ConfigMap is not checked.
 pub(super) const MAX_SHARD_BYTES: usize = 512 << 10;
 /// Number of decodable intents at which a ConfigMap takes no new one.
 pub(super) const MAX_SHARD_INTENTS: usize = 400;
@@ -110,9 +110,21 @@ pub struct Intent {
 }
 
 impl Intent {
-    /// Returns `true` if `request` was written as this intent or as its mended request.
-    pub(super) fn has_request_of(&self, request: &Self) -> bool {
-        std::iter::once(self).chain(self.mended.as_deref()).any(|own| own.is_same_request(request))
+    /// The intent with the volume that is to be deleted, and without another request.
+    #[must_use]
+    pub fn with_unneeded(&self, handle: &VolumeHandle) -> Self {
+        Self { unneeded: Some(handle.clone()), mended: None, ..self.clone() }
+    }
+
+    /// Returns `true` if the intents have a common request. One may have one of two requests of the other, or name
+    /// its volume as unneeded.
+    pub(super) fn shares_request_with(&self, other: &Self) -> bool {
+        self.requests().any(|own| other.requests().any(|request| own.is_same_request(request)))
+    }
+
+    /// The intent, and that of its mended request.
+    pub(super) fn requests(&self) -> impl Iterator<Item = &Self> {
+        std::iter::once(self).chain(self.mended.as_deref())
     }
 
     /// Compares everything that does not change after an intent is written.

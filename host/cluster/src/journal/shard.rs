@@ -60,8 +60,7 @@ impl RequestedSources {
     }
 
     fn add(&mut self, intent: &Intent) {
-        let requests = std::iter::once(intent).chain(intent.mended.as_deref());
-        for source in requests.filter_map(|request| request.request.source.as_ref()) {
+        for source in intent.requests().filter_map(|request| request.request.source.as_ref()) {
             self.claims.insert(source.clone(), intent.claim.clone());
         }
     }

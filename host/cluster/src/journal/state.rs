@@ -136,7 +136,7 @@ pub(super) struct Shard {
     /// Bytes of the keys and the JSON of these intents.
     pub(super) bytes: usize,
     pub(super) pending_changes: BTreeMap<Uid, ShardChange>,
-    /// Claim uids whose intents the current commit removes.
+    /// Claim uids whose intents the current commit removes or overwrites.
     pub(super) committing_removals: BTreeSet<Uid>,
     /// Claim uids whose annotation [`confirm_no_volume`](cofferdam_domain::names::confirm_no_volume) the next
     /// commit removes.
@@ -144,9 +144,11 @@ pub(super) struct Shard {
 }
 
 impl Shard {
-    /// Returns `true` if a pending change or the current commit concerns the claim.
-    pub(super) fn is_changing(&self, uid: &Uid) -> bool {
-        self.pending_changes.contains_key(uid) || self.committing_removals.contains(uid)
+    /// Returns `true` if the ConfigMap may have an intent of the claim that this process does not know as its
+    /// intent: a change is pending or being committed, or its result is unknown.
+    pub(super) fn may_have(&self, uid: &Uid) -> bool {
+        let is_unknown = || self.unknown_writes.as_ref().is_some_and(|(uids, _)| uids.contains(uid));
+        self.pending_changes.contains_key(uid) || self.committing_removals.contains(uid) || is_unknown()
     }
 
     /// The intent of the claim that a pending change removes or overwrites, if this process has removed it.

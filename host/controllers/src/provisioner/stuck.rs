@@ -139,11 +139,14 @@ impl Provisioner {
             self.emit_about_intent(driver, intent, &entry, event);
             return None;
         }
+        if !driver.journal.remove_confirmed(intent) {
+            // Another process has written another intent, about which the operator has not decided.
+            return None;
+        }
         let text = confirmed_text(intent, cause, reason);
         tracing::warn!(claim = %intent.claim, "{text}");
         recorder.record(StepResult::Applied, "removes the intent, as an operator has confirmed", None);
         self.emit_about_intent(driver, intent, &entry, EventSpec::warning("NoVolumeConfirmed", text));
-        driver.journal.remove_confirmed(intent);
         if self.context.cache.claim_by_uid(uid).is_none() {
             self.call_backoff.remove(uid);
         }

@@ -172,7 +172,7 @@ impl Provisioner {
     /// deletion in doubt. Returns the intent with the handle.
     ///
     /// Without a record, this call deletes the volume of a late response after another process has taken the
-    /// journal or removed the intent: no process else knows of this volume.
+    /// journal, or removed the intent or written another one: no process else knows of this volume.
     ///
     /// # Errors
     /// The intent was not written.
@@ -184,16 +184,14 @@ impl Provisioner {
         recorder: &StepRecorder,
     ) -> Result<Arc<Intent>, CompletionError> {
         let started = Instant::now();
-        let recorded = Intent { unneeded: Some(handle.clone()), mended: None, ..intent.clone() };
-        // `intent` may have one of two requests, or both.
-        let Some(current) = driver.journal.get(&intent.claim_uid) else { return Ok(Arc::new(recorded)) };
-        match driver.journal.replace(&current, recorded.clone()).await {
-            Err(JournalError::Lost(_)) => Ok(Arc::new(recorded)),
-            written => written.map_err(|error| {
+        match driver.journal.record_unneeded(intent, handle).await {
+            Ok(Some(recorded)) => Ok(recorded),
+            Ok(None) | Err(JournalError::Lost(_)) => Ok(Arc::new(intent.with_unneeded(handle))),
+            Err(error) => {
                 let text = format!("cannot delete the unneeded volume {handle}: {error}");
                 recorder.record(StepResult::Failed, text.clone(), Some(started.elapsed()));
-                self.fail_completion(intent, text, false)
-            }),
+                Err(self.fail_completion(intent, text, false))
+            }
         }
     }
 
