@@ -59,14 +59,19 @@ async fn measure_stack(
     let prepared = stack.prepare(run, &plane, &Scope::BINDING).await?;
     // The first claim waits until the controllers have read what exists.
     let first = ClaimLoad::new(&client, "first", Some(DRIVER)).await?;
-    let ((timing, _), running) = tokio::try_join!(first.bind_all(1), prepared.start(run, &plane))?;
-    let start_seconds = timing.elapsed.as_secs_f64();
+    let started = Instant::now();
+    let bind_first = async {
+        first.bind_all(1).await?;
+        anyhow::Ok(started.elapsed().as_secs_f64())
+    };
+    let (start_seconds, running) = tokio::try_join!(bind_first, prepared.start(run, &plane))?;
     let controllers = &running.configuration.controllers;
     wait_until_at_rest(controllers).await?;
 
     let mut recorder =
         LoadRecorder::new(stack.name(), &plane, running.configuration.processes(), watches).await?;
     let load = ClaimLoad::new(&client, "more", Some(DRIVER)).await?;
+    recorder.begin_load().await?;
     let (timing, _) = load.bind_all(CONCURRENT_CLAIMS).await?;
     recorder.end_load(LoadKind::BindDynamic, &timing).await?;
     let sequential = ClaimLoad::new(&client, "alone", Some(DRIVER)).await?;

@@ -68,7 +68,7 @@ pub(super) struct Lifecycle {
     /// After a restart of the API server without the history that the watches need: all objects are listed
     /// again.
     pub(super) relist: Recovery,
-    /// After a restart of the API server: the watches continue.
+    /// After a restart of the API server: a watch continues if no object was written after its last event.
     pub(super) restart: Recovery,
 }
 

@@ -168,7 +168,7 @@ const fn series_name(stack: Stack) -> &'static str {
     }
 }
 
-/// The first sections of benchmarks.md. `charts` is the directory of the charts.
+/// The first sections of benchmarks.md. `directory` is that of the charts.
 pub(super) fn section(report: &ScaleReport, directory: &str) -> String {
     let ScaleReport { environment, iterations, medians: all } = report;
     let mut text = String::new();

@@ -78,7 +78,7 @@ impl Stack {
         }
     }
 
-    /// Description in the tables.
+    /// Description in benchmarks.json.
     fn description(self, scope: &Scope) -> String {
         match self {
             Self::Upstream => format!(
