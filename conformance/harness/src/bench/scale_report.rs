@@ -249,7 +249,7 @@ fn full_section(all: &ScaleResults, iterations: &[ScaleResults]) -> String {
     if all.full.iter().any(|cluster| cluster.lifecycle.is_some()) {
         text.push_str(
             "\nThe claim is created when the processes start, or when the API server is ready again.\n\
-             What the controllers do before, while the API server starts, is not in these times.\n\
+             Work of the controllers while the API server starts is not in these times.\n\
              The controller CPU is from the end of the API server until this claim is Bound.\n\
              The Go controllers list again after a back-off of client-go, which has a random part.\n\
              kube-apiserver keeps no changes across a restart: a watch continues only if no object of any \

@@ -24,7 +24,7 @@ use crate::{
     sidecar,
 };
 
-/// What the controllers of a stack do.
+/// The tasks of a stack.
 pub(super) struct Scope {
     /// Cofferdam's roles.
     roles: &'static [&'static str],
