@@ -478,6 +478,18 @@ fn reporting_journal(wire: &FaultyApi) -> (Journal, tokio::sync::watch::Receiver
     (journal(wire, &metrics).with_reports(reports), receiver)
 }
 
+/// Runs a test with a journal that this process owns, and whose writes take this time.
+async fn with_owned_journal(delay: Duration, test: impl AsyncFnOnce(&ApiServer, &FaultyApi, &Journal)) {
+    let api = api();
+    let wire = FaultyApi { delay, ..FaultyApi::new(&api) };
+    let (journal, _lost) = reporting_journal(&wire);
+    with_running(&journal, async {
+        journal.acquire().await.unwrap();
+        test(&api, &wire, &journal).await;
+    })
+    .await;
+}
+
 /// Messages of the events with this reason.
 async fn event_messages(api: &ApiServer, reason: &str) -> Vec<String> {
     tokio::time::sleep(Duration::from_secs(5)).await;
@@ -552,15 +564,11 @@ async fn a_foreign_change_of_intents_is_reported_once() {
 
 #[tokio::test(start_paused = true)]
 async fn an_own_write_whose_response_is_lost_is_no_foreign_change() {
-    let api = api();
-    let wire = FaultyApi::new(&api);
-    let (journal, _lost) = reporting_journal(&wire);
-    with_running(&journal, async {
-        journal.acquire().await.unwrap();
+    with_owned_journal(Duration::ZERO, async |api, wire, journal| {
         wire.faults.lock().unwrap().push_back(WriteFault::ResponseLost);
         assert!(journal.write(intent("a")).await.is_err());
         journal.write(intent("b")).await.unwrap();
-        assert!(event_messages(&api, "IntentJournalChanged").await.is_empty());
+        assert!(event_messages(api, "IntentJournalChanged").await.is_empty());
     })
     .await;
 }
@@ -585,17 +593,13 @@ async fn a_config_map_of_the_owner_has_its_epoch_from_its_creation() {
 
 #[tokio::test(start_paused = true)]
 async fn an_own_write_that_takes_effect_late_is_no_foreign_change() {
-    let api = api();
-    let wire = FaultyApi::new(&api);
-    let (journal, _lost) = reporting_journal(&wire);
-    with_running(&journal, async {
-        journal.acquire().await.unwrap();
+    with_owned_journal(Duration::ZERO, async |api, wire, journal| {
         wire.faults.lock().unwrap().push_back(WriteFault::Late(Duration::from_secs(20)));
         assert!(journal.write(intent("a")).await.is_err());
         tokio::time::sleep(Duration::from_secs(25)).await;
         journal.write(intent("b")).await.unwrap();
-        assert_eq!(intent_keys(&get(&api, SHARD_PATH).await), ["a", "b"]);
-        assert!(event_messages(&api, "IntentJournalChanged").await.is_empty());
+        assert_eq!(intent_keys(&get(api, SHARD_PATH).await), ["a", "b"]);
+        assert!(event_messages(api, "IntentJournalChanged").await.is_empty());
     })
     .await;
 }
@@ -612,47 +616,35 @@ async fn annotate(api: &ApiServer) {
 
 #[tokio::test(start_paused = true)]
 async fn a_removed_intent_does_not_return_when_a_conflict_delays_the_next_one() {
-    let api = api();
-    let wire = FaultyApi::new(&api);
-    let (journal, _lost) = reporting_journal(&wire);
-    with_running(&journal, async {
-        journal.acquire().await.unwrap();
+    with_owned_journal(Duration::ZERO, async |api, _, journal| {
         journal.write(intent("a")).await.unwrap();
-        annotate(&api).await;
+        annotate(api).await;
         journal.remove(&intent("a"));
         assert_eq!(*journal.write(other_intent()).await.unwrap(), other_intent());
-        assert!(event_messages(&api, "IntentJournalChanged").await.is_empty());
+        assert!(event_messages(api, "IntentJournalChanged").await.is_empty());
     })
     .await;
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_removed_intent_does_not_return_when_the_next_one_is_rejected() {
-    let api = api();
-    let wire = FaultyApi::new(&api);
-    let (journal, _lost) = reporting_journal(&wire);
-    with_running(&journal, async {
-        journal.acquire().await.unwrap();
+    with_owned_journal(Duration::ZERO, async |api, wire, journal| {
         journal.write(intent("a")).await.unwrap();
         journal.remove(&intent("a"));
         wire.faults.lock().unwrap().push_back(WriteFault::Refused(StatusCode::FORBIDDEN));
         assert!(journal.write(other_intent()).await.is_err());
-        annotate(&api).await;
+        annotate(api).await;
         journal.write(intent("b")).await.unwrap();
-        assert_eq!(intent_keys(&get(&api, SHARD_PATH).await), ["b"]);
+        assert_eq!(intent_keys(&get(api, SHARD_PATH).await), ["b"]);
         assert!(journal.get(&"a".into()).is_none());
-        assert!(event_messages(&api, "IntentJournalChanged").await.is_empty());
+        assert!(event_messages(api, "IntentJournalChanged").await.is_empty());
     })
     .await;
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_removal_whose_commit_fails_is_not_lost_with_the_next_intent() {
-    let api = api();
-    let wire = FaultyApi { delay: Duration::from_millis(50), ..FaultyApi::new(&api) };
-    let (journal, _lost) = reporting_journal(&wire);
-    with_running(&journal, async {
-        journal.acquire().await.unwrap();
+    with_owned_journal(Duration::from_millis(50), async |api, wire, journal| {
         journal.write(intent("a")).await.unwrap();
         wire.faults.lock().unwrap().push_back(WriteFault::Refused(StatusCode::FORBIDDEN));
         journal.remove(&intent("a"));
@@ -664,7 +656,7 @@ async fn a_removal_whose_commit_fails_is_not_lost_with_the_next_intent() {
         tokio::time::sleep(Duration::from_millis(10)).await;
         assert_eq!(*journal.write(other_intent()).await.unwrap(), other_intent());
         assert!(first.await.unwrap().is_err());
-        assert!(event_messages(&api, "IntentJournalChanged").await.is_empty());
+        assert!(event_messages(api, "IntentJournalChanged").await.is_empty());
     })
     .await;
 }
@@ -757,13 +749,9 @@ async fn a_call_for_one_of_two_requests_removes_the_intent() {
 
 #[tokio::test(start_paused = true)]
 async fn an_intent_goes_to_the_config_map_from_which_the_earlier_one_is_being_removed() {
-    let api = api();
-    let wire = FaultyApi { delay: Duration::from_millis(50), ..FaultyApi::new(&api) };
-    let (journal, _lost) = reporting_journal(&wire);
-    with_running(&journal, async {
-        journal.acquire().await.unwrap();
-        fill_two_shards(&journal).await;
-        let keys = async |index| intent_keys(&get(&api, &shard_path(index)).await);
+    with_owned_journal(Duration::from_millis(50), async |api, _, journal| {
+        fill_two_shards(journal).await;
+        let keys = async |index| intent_keys(&get(api, &shard_path(index)).await);
         let (in_first, in_second) = (keys(0).await[0].clone(), keys(1).await[0].clone());
         let rewritten = Intent { attributes_class: "fast".into(), ..intent(&in_second) };
         // The first ConfigMap gets room.
@@ -782,15 +770,11 @@ async fn an_intent_goes_to_the_config_map_from_which_the_earlier_one_is_being_re
 
 #[tokio::test(start_paused = true)]
 async fn an_intent_goes_to_the_config_map_of_an_uncertain_write() {
-    let api = api();
-    let wire = FaultyApi::new(&api);
-    let (journal, _lost) = reporting_journal(&wire);
-    with_running(&journal, async {
-        journal.acquire().await.unwrap();
-        fill_two_shards(&journal).await;
+    with_owned_journal(Duration::ZERO, async |api, wire, journal| {
+        fill_two_shards(journal).await;
         wire.faults.lock().unwrap().push_back(WriteFault::ResponseLost);
         assert!(journal.write(intent("a")).await.is_err());
-        let keys = async |index| intent_keys(&get(&api, &shard_path(index)).await);
+        let keys = async |index| intent_keys(&get(api, &shard_path(index)).await);
         assert!(keys(1).await.contains(&"a".to_owned()));
         // The first ConfigMap gets room.
         journal.remove(&intent(&keys(0).await[0]));
@@ -803,17 +787,13 @@ async fn an_intent_goes_to_the_config_map_of_an_uncertain_write() {
 
 #[tokio::test(start_paused = true)]
 async fn an_intent_that_another_client_writes_over_a_removed_one_is_reported() {
-    let api = api();
-    let wire = FaultyApi::new(&api);
-    let (journal, _lost) = reporting_journal(&wire);
-    with_running(&journal, async {
-        journal.acquire().await.unwrap();
+    with_owned_journal(Duration::ZERO, async |api, _, journal| {
         journal.write(intent("a")).await.unwrap();
         let foreign = serde_json::to_string(&other_intent()).unwrap();
-        call(&api, Method::PATCH, SHARD_PATH, json!({"data": {"a": foreign}})).await;
+        call(api, Method::PATCH, SHARD_PATH, json!({"data": {"a": foreign}})).await;
         journal.remove(&intent("a"));
         assert_eq!(*journal.write(intent("a")).await.unwrap(), other_intent(), "it takes precedence");
-        assert_eq!(event_messages(&api, "IntentJournalChanged").await.len(), 1);
+        assert_eq!(event_messages(api, "IntentJournalChanged").await.len(), 1);
     })
     .await;
 }
@@ -843,39 +823,31 @@ async fn a_process_that_lost_the_journal_removes_no_intent_of_the_owner() {
 
 #[tokio::test(start_paused = true)]
 async fn a_failed_write_before_a_new_config_map_is_no_deletion() {
-    let api = api();
-    let wire = FaultyApi::new(&api);
-    let (journal, _lost) = reporting_journal(&wire);
-    with_running(&journal, async {
-        journal.acquire().await.unwrap();
+    with_owned_journal(Duration::ZERO, async |api, wire, journal| {
         wire.faults.lock().unwrap().push_back(WriteFault::Refused(StatusCode::FORBIDDEN));
         assert!(journal.write(intent("a")).await.is_err());
-        fill_two_shards(&journal).await;
-        assert!(event_messages(&api, "IntentJournalChanged").await.is_empty());
+        fill_two_shards(journal).await;
+        assert!(event_messages(api, "IntentJournalChanged").await.is_empty());
     })
     .await;
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_deleted_config_map_and_a_change_elsewhere_are_reported() {
-    let api = api();
-    let wire = FaultyApi::new(&api);
-    let (journal, _lost) = reporting_journal(&wire);
-    with_running(&journal, async {
-        journal.acquire().await.unwrap();
-        fill_two_shards(&journal).await;
+    with_owned_journal(Duration::ZERO, async |api, _, journal| {
+        fill_two_shards(journal).await;
         // No write of an intent follows: the renewal finds the changes.
-        let second = get(&api, &shard_path(1)).await;
+        let second = get(api, &shard_path(1)).await;
         let removed = intent_keys(&second)[0].clone();
-        call(&api, Method::PATCH, &shard_path(1), json!({"data": {removed.as_str(): null}})).await;
+        call(api, Method::PATCH, &shard_path(1), json!({"data": {removed.as_str(): null}})).await;
         tokio::time::sleep(Duration::from_secs(30)).await;
-        let messages = event_messages(&api, "IntentJournalChanged").await;
+        let messages = event_messages(api, "IntentJournalChanged").await;
         let expected = format!("removed 1 (claim uids {removed})");
         assert!(messages.len() == 1 && messages[0].contains(&expected), "{messages:?}");
 
-        call(&api, Method::DELETE, &shard_path(1), Value::Null).await;
+        call(api, Method::DELETE, &shard_path(1), Value::Null).await;
         tokio::time::sleep(Duration::from_secs(30)).await;
-        let messages = event_messages(&api, "IntentJournalChanged").await;
+        let messages = event_messages(api, "IntentJournalChanged").await;
         let expected = format!("removed {} (claim uids ", intent_keys(&second).len() - 1);
         assert!(messages.iter().any(|message| message.contains(&expected)), "{messages:?}");
     })
