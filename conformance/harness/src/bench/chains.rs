@@ -62,7 +62,7 @@ async fn measure_stack(run: &SuiteRun, stack: Stack) -> Result<ConfigurationResu
     recorder.end_load(LoadKind::Expand, &timing).await?;
     let timing = claims.delete_sequentially(&volumes).await?;
     recorder.end_load(LoadKind::DeleteClaims, &timing).await?;
-    let results = stack.results(&Scope::VOLUME_LIFE, &running.configuration, recorder.into_measurements());
+    let results = running.results(recorder.into_measurements());
     drop((claims, attachments, client));
     running.stop().await?;
     plane.stop().await?;

@@ -68,7 +68,7 @@ async fn measure_distance(run: &SuiteRun, stack: Stack, round_trip_ms: u64) -> R
     recorder.begin_load().await?;
     let (timing, _) = load.bind_all(concurrent_claims(stack)).await?;
     recorder.end_load(LoadKind::BindDynamic, &timing).await?;
-    let results = stack.results(&Scope::BINDING, &running.configuration, recorder.into_measurements());
+    let results = running.results(recorder.into_measurements());
     drop((sequential, load, client));
     running.stop().await?;
     plane.stop().await?;

@@ -92,7 +92,7 @@ async fn measure_stack(
     } else {
         None
     };
-    let results = stack.results(&Scope::BINDING, &running.configuration, loads);
+    let results = running.results(loads);
     running.stop().await?;
     plane.stop().await?;
     Ok(FullCluster { volumes: cluster.volumes, results, lifecycle })

@@ -97,22 +97,6 @@ impl Stack {
         }
     }
 
-    /// The results of this stack.
-    pub(super) fn results(
-        self,
-        scope: &Scope,
-        configuration: &RunningConfiguration,
-        loads: Vec<LoadMeasurement>,
-    ) -> ConfigurationResults {
-        ConfigurationResults {
-            name: self.name().to_owned(),
-            description: self.description(scope),
-            implementation: Some(self.implementation()),
-            controllers: configuration.names(),
-            loads,
-        }
-    }
-
     const fn implementation(self) -> Implementation {
         match self {
             Self::Upstream | Self::UpstreamWithDefaults => Implementation::Upstream,
@@ -231,12 +215,14 @@ impl PreparedStack {
         };
         let configuration =
             RunningConfiguration { driver_name: DRIVER, controllers, drivers: vec![driver.process] };
-        Ok(RunningStack { configuration, links })
+        Ok(RunningStack { stack, scope, configuration, links })
     }
 }
 
 /// A stack whose controllers run.
 pub(super) struct RunningStack {
+    stack: Stack,
+    scope: &'static Scope,
     pub(super) configuration: RunningConfiguration,
     links: Vec<NetworkLink>,
 }
@@ -246,6 +232,17 @@ impl RunningStack {
     pub(super) fn set_round_trip(&self, round_trip: Duration) {
         for link in &self.links {
             link.set_round_trip(round_trip);
+        }
+    }
+
+    /// The results of the stack.
+    pub(super) fn results(&self, loads: Vec<LoadMeasurement>) -> ConfigurationResults {
+        ConfigurationResults {
+            name: self.stack.name().to_owned(),
+            description: self.stack.description(self.scope),
+            implementation: Some(self.stack.implementation()),
+            controllers: self.configuration.names(),
+            loads,
         }
     }
 
